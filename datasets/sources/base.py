@@ -36,6 +36,9 @@ Make = Callable[[], GraphBatch]
 TIME, LEAD = "time", "lead_time"
 """Keys of a frame's time, and of that to a later one."""
 
+RUN = "run"
+"""Key of the text with the time series of a frame."""
+
 TOGETHER, NODES_TOGETHER = 256, 2**11
 """At most so many graphs, with so many nodes, are made at once where their makers can."""
 

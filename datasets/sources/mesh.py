@@ -17,7 +17,7 @@ import numpy as np
 from hydragnn.base.errors import InputError
 from hydragnn.base.limits import Unpacker, check_readable
 from hydragnn.base.places import distinct_names
-from hydragnn.datasets.sources.base import LEAD, TIME, BuildSettings, Make
+from hydragnn.datasets.sources.base import LEAD, RUN, TIME, BuildSettings, Make
 from hydragnn.datasets.sources.fields import FieldSettings
 from hydragnn.datasets.sources.table_files import stack_rows
 from hydragnn.graphs.batch import GraphBatch
@@ -134,9 +134,6 @@ SEVERAL = {".vtu": rb"<(PIECE)\b", ".msh": rb'\$(?:NODE|ELEMENT)DATA\s+\d+\s+("[
 """Text that stands once for each frame, zone or piece in files of Gmsh, Tecplot and VTK."""
 
 XDMF = (".xdmf", ".xmf")
-
-RUN = "run"
-"""Key of the text with the time series of a frame."""
 
 
 def _same_cells(one: Any, other: Any) -> bool:

@@ -3,6 +3,8 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from dataclasses import field as member
+from functools import partial
+from types import MappingProxyType
 from typing import Any, Final
 
 import numpy as np
@@ -16,13 +18,15 @@ from hydragnn.ensemble.building.held_out import Parts, Setup
 from hydragnn.ensemble.domain import DomainScores
 from hydragnn.ensemble.estimates.calibration.protocol import AnyCalibration
 from hydragnn.ensemble.estimates.estimate import Estimate, Labelled, Metrics, TargetEvaluation
+from hydragnn.ensemble.estimates.metrics import point_metrics, volume_scores
 from hydragnn.ensemble.estimates.moments import Array
 from hydragnn.ensemble.estimates.predictions import estimates_of
-from hydragnn.ensemble.members.outputs import MemberOutputs
+from hydragnn.ensemble.members.outputs import CLIMATOLOGY, MemberOutputs
 from hydragnn.ensemble.uses.foreign import Baseline
 from hydragnn.models import Target
 from hydragnn.training import errors_on, trivial_predictor
-from hydragnn.training.baselines import BaselineMetrics, baseline_errors
+from hydragnn.training.baselines import VOLUME, BaselineMetrics, baseline_errors
+from hydragnn.training.class_metrics import values_of
 
 VERSION = 1
 """Version of ``evaluation.json``."""
@@ -120,6 +124,7 @@ def part_evaluation(
     trivial: Mapping[str, Mapping[str, float | None]],
     baselines: BaselineMetrics,
     distances: Float[Array, "graphs two"] | None = None,
+    climatologies: Mapping[str, Array] = MappingProxyType({}),
 ) -> tuple[Part, dict[str, NDArray[Any]]]:
     """Return scores of every target on one part, with their rows.
 
@@ -136,11 +141,56 @@ def part_evaluation(
         one = estimates_of(target).of(target, rows.members, weights_of(target.name), calibration, rows.nodes)
         metrics[target.name], own = target_rows(one.at(calibration, rows.distances), [rows], names, trivial, baselines)
         arrays |= own
+        if VOLUME in outputs.weights and target.field.on == "node" and not target.field.classes:
+            weights = weights_of(target.name)
+            metrics[target.name] = with_volumes(metrics[target.name], target, outputs, names, weights, climatologies)
     if not metrics:
         raise InputError(
             "this part of the data has no labelled graph that could be predicted; give the split a larger fraction"
         )
     return metrics, arrays
+
+
+def with_volumes(
+    one: TargetEvaluation,
+    target: Target,
+    outputs: MemberOutputs,
+    names: Sequence[str],
+    weights: Float[Array, " members"],
+    climatologies: Mapping[str, Array],
+) -> TargetEvaluation:
+    """Return the evaluation with scores that are weighted by the volumes of nodes."""
+    use, name = outputs.usable(target), target.field.name
+    usual = outputs.weights.get(f"{CLIMATOLOGY}{name}")
+    if usual is None and {*outputs.nodes_per_graph.tolist()} == {len(climatologies.get(name, ()))}:
+        usual = np.concatenate([climatologies[name]] * len(outputs.graphs))
+    usual, volumes = None if usual is None else usual[use], outputs.weights[VOLUME][use]
+    labels = outputs.labels[target.name][use]
+    means = [own.tensors()["mean"].double().numpy() for own in outputs.of(target, use)]
+    scores = partial(volume_scores, labels, volumes=volumes, climatology=usual)
+    members = {own: {**one.members[own], **scores(mean)} for own, mean in zip(names, means) if own in one.members}
+    baselines = dict(one.baselines)
+    if usual is not None:
+        baselines["climatology"] = {**point_metrics(*(v.reshape(-1, target.field.width) for v in (labels, usual)))}
+        baselines["climatology"] |= scores(usual)
+    ensemble = {**one.ensemble, **scores(np.tensordot(weights, means, 1))} if one.ensemble else one.ensemble
+    return replace(one, members={**one.members, **members}, ensemble=ensemble, baselines=baselines)
+
+
+def climatologies_of(
+    store: GraphStore, train: Int[np.ndarray, " graphs"], targets: Sequence[Target]
+) -> dict[str, Array]:
+    """Return the training mean of every node; empty where graphs differ in their nodes."""
+    fields, sizes = {field.name for field in store.fields()}, store.sizes().nodes
+    if VOLUME not in fields or len({*sizes.tolist()}) > 1 or not len(train):
+        return {}
+    first, last = (store[[number]].positions for number in (0, len(store) - 1))
+    if not bool((first == last).all()):
+        return {}
+    own = [one.field for one in targets if one.field.on == "node" and not one.field.classes]
+    values = {field: values_of(field, store, train)[0].astype(np.float64) for field in own}
+    rows = {field: np.ma.masked_invalid(one.reshape(-1, sizes[0], *field.shape)) for field, one in values.items()}
+    return {field.name: np.ma.filled(one.mean(axis=0), np.nan) for field, one in rows.items()}
 
 
 def target_rows(
@@ -167,6 +217,7 @@ def evaluate_parts(
     ensemble, model = setup.ensemble, setup.ensemble.members[0].model
     trivial = trivial_predictor(setup.store, setup.split.train, model.targets, model.normalisation)
     names = [member.name for member in ensemble.members]
+    climatologies = climatologies_of(setup.store, setup.split.train, model.targets)
     metrics: dict[str, Part] = {}
     arrays: dict[str, NDArray[Any]] = {}
     for part, (where, outputs) in parts.items():
@@ -182,6 +233,7 @@ def evaluate_parts(
             baseline,
             baselines,
             scores[part].distances,
+            climatologies,
         )
         arrays |= {f"{part}/{name}": values for name, values in rows.items()}
     return joint_evaluation(

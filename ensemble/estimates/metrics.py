@@ -34,6 +34,34 @@ def point_metrics(
     }
 
 
+def volume_scores(
+    target: Float[np.ndarray, "items *shape"],
+    mean: Float[np.ndarray, "items *shape"],
+    volumes: Rows,
+    climatology: Float[np.ndarray, "items *shape"] | None = None,
+) -> dict[str, float]:
+    """Return RMSE and correlation of anomalies with volumes as weights.
+
+    On a sphere volumes are areas of cells, on a grid of latitudes in proportion to their cosines. The correlation is sum v (x - c)(y - c) over the root of sum v (x - c)^2
+    times sum v (y - c)^2, over all items and components together; c is the ``climatology``. Missing labels are NaN.
+
+    >>> volume_scores(np.array([0.0, 1.0]), np.array([0.0, 3.0]), np.array([3.0, 1.0]), np.zeros(2))
+    {'volume_rmse': 1.0, 'anomaly_correlation': 1.0}
+    """
+    weights = np.broadcast_to(volumes.reshape(-1, *[1] * (target.ndim - 1)), target.shape)
+    present = np.isfinite(weights + target + (0.0 if climatology is None else climatology))
+    weights = weights[present]
+    if not weights.any():
+        return {}
+    error = (mean - target)[present]
+    scores = {"volume_rmse": math.sqrt(float(weights @ error**2 / weights.sum()))}
+    if climatology is not None:
+        one, other = ((values - climatology)[present] for values in (mean, target))
+        size = math.sqrt(float(weights @ one**2) * float(weights @ other**2))
+        scores["anomaly_correlation"] = float(weights @ (one * other)) / size if size > 0 else 0.0
+    return scores
+
+
 def gaussian_crps(target: Rows, mean: Rows, std: Rows) -> Rows:
     """Return the continuous ranked probability score of normal predictions.
 

@@ -18,7 +18,10 @@ from hydragnn.ensemble.members.plan import default_budget
 from hydragnn.ensemble.members.screening import outcome_of, read_screened, simple_predictions
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.models import Distribution, Target, concatenate_distributions
-from hydragnn.training.baselines import Baselines
+from hydragnn.training.baselines import VOLUME, Baselines
+
+CLIMATOLOGY = "climatology_"
+"""Begin of the name of a node field with the usual values of a target."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -36,6 +39,8 @@ class MemberOutputs:
     """Time of every member."""
     simple: Mapping[str, Distribution] = field(default_factory=dict)
     """Predictions of simple members by target."""
+    weights: Mapping[str, Array] = field(default_factory=dict)
+    """Node fields ``volume`` and ``climatology_<target>`` where the store has them."""
 
     def owners(self, target: Target) -> Int[np.ndarray, " items"]:
         """Return the number in the store of the graph of every item."""
@@ -103,13 +108,19 @@ def member_outputs(
     labels: dict[str, list[Array]] = {target.name: [] for target in targets}
     of_simple: dict[str, list[Distribution]] = {}
     seconds = [0.0] * len(members)
-    sizes = store.sizes()
+    sizes, extra = store.sizes(), {VOLUME, *(f"{CLIMATOLOGY}{target.field.name}" for target in targets)}
+    shapes = {one.name: one.shape for one in store.fields() if one.on == "node" and one.name in extra}
+    weights: dict[str, list[Array]] = {name: [] for name in shapes}
     for numbers in pack(sizes, graphs, default_budget(sizes)):
-        names = [*dict.fromkeys([*inputs, *(target.field.name for target in targets)])]
+        names = [*dict.fromkeys([*inputs, *(target.field.name for target in targets), *weights])]
         read = read_screened(store, numbers, names, inputs, optional=optional)
         batch = read.whole
         for target in targets:
             labels[target.name].append(labels_of(batch, target))
+        for name, own in weights.items():
+            full = name in batch.fields and bool(batch.present(name).all())
+            absent = np.full((batch.num_nodes, *shapes[name]), np.nan)
+            own.append(batch[name].double().numpy() if full else absent)
         for name, prediction in simple_predictions(simple or Baselines(), targets, read).items():
             of_simple.setdefault(name, []).append(prediction)
         for position, member in enumerate(members):
@@ -124,6 +135,7 @@ def member_outputs(
         labels={name: np.concatenate(values) for name, values in labels.items()},
         seconds=committee.shared(seconds),
         simple={name: concatenate_distributions(parts) for name, parts in of_simple.items()},
+        weights={name: np.concatenate(values) for name, values in weights.items()},
     )
 
 

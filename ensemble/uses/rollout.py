@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hydragnn.base.errors import InputError, nearest, print_note
+from hydragnn.datasets.sources.base import LEAD
 from hydragnn.ensemble.ensemble import Ensemble
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.models import ModelDescription, TrainedModel
@@ -28,6 +29,9 @@ class Rollout:
     """Factors ``[steps]`` on the spread, see ``scaled``."""
     domain: tuple[str, ...]
     """Reasons why graphs are outside the training domain at the beginning; empty for others."""
+    lead_times: tuple[float, ...] = ()
+    """Time from the beginning to every step, where graphs have one ``lead_time``; else empty."""
+    lead_unit: str = ""
 
     def mean(self, name: str) -> Float[Tensor, "steps items *shape"]:
         """Return the weighted mean of the members."""
@@ -86,12 +90,15 @@ def rollout(model: Ensemble, graphs: Any, steps: int, *, feedback: Mapping[str, 
     if outside := list(filter(None, domain)):
         which = f"{len(outside)} of {len(domain)} graphs are outside the training domain"
         print_note(f"{which} where the roll-out begins: {outside[0]}")
+    lead = batch[LEAD].double().unique().tolist() if LEAD in batch.graphs else []
     return Rollout(
         courses={name: torch.stack([course[name] for course in courses]) for name in sources},
         weights=weights,
         constant=tuple(name for name in members[0].model.inputs if name not in sources),
         factors={},
         domain=domain,
+        lead_times=tuple(lead[0] * step for step in range(1, steps + 1)) if len(lead) == 1 else (),
+        lead_unit=batch.fields[LEAD].unit if len(lead) == 1 else "",
     )
 
 

@@ -59,7 +59,7 @@ def as_path(value: Any) -> Path:
     return Path(value)
 
 
-FOLDERS = (".h5", ".bp", ".traj", ".bundle")
+FOLDERS = (".h5", ".bp", ".traj", ".bundle", ".zarr")
 """Ends of folders that are one file to a reader."""
 
 

@@ -202,12 +202,19 @@ def score_table(facts: Facts, part: Part) -> Table:
         "MAE": lambda _, one, own: measured(metric(own, "mae")),
         "MAE per node": lambda _, one, own: measured(metric(own, "mae_per_node")),
         "RMSE": lambda _, one, own: measured(metric(own, "rmse")),
+        "RMSE by volume": lambda _, one, own: measured(metric(own, "volume_rmse")),
+        "ACC": lambda _, one, own: share(metric(own, "anomaly_correlation")),
         "relative L2": lambda field, one, own: (
             share(relative.get(field, math.nan)) if own is model_scores(one) else "–"
         ),
         "R²": lambda _, one, own: share(metric(own, "r2")),
     }
-    for name in ["MAE per node"] * (not grows) + ["relative L2"] * (not relative):
+    models = [model_scores(one) for one in part.scores.values()]
+    weighed = [
+        any(math.isfinite(metric(one, name)) for one in models) for name in ("volume_rmse", "anomaly_correlation")
+    ]
+    absent = ["MAE per node"] * (not grows) + ["relative L2"] * (not relative)
+    for name in absent + ["RMSE by volume"] * (not weighed[0]) + ["ACC"] * (not weighed[1]):
         del columns[name]
     return Table(
         header=("field", "predictor", *columns, "MAE / trivial"),
@@ -215,6 +222,8 @@ def score_table(facts: Facts, part: Part) -> Table:
         caption=f"Errors on the {part.name} part. MAE: mean absolute error; RMSE: root mean square error; R²: explained share "
         "of the variance."
         + " Per node: of values that grow with the graph, divided by its nodes." * grows
+        + " RMSE by volume: squares weighted by the volumes (areas) of nodes." * weighed[0]
+        + " ACC: correlation of anomalies from the climatology." * weighed[1]
         + " Relative L2: norm of a graph's errors over the norm of its true values, mean over graphs." * bool(relative),
     )
 

@@ -1,0 +1,186 @@
+"""Grids of latitudes and longitudes, and icosahedral meshes, as graphs on a sphere."""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float, Int
+from numpy import ndarray
+from scipy.sparse import csr_matrix
+from scipy.spatial import ConvexHull, cKDTree
+
+from hydragnn.base.errors import InputError
+
+WHOLE = 1.5
+"""Gap between the last and the first longitude, over the largest other one, up to which a grid goes round."""
+
+FINER = 12
+"""Parts of an icosahedral mesh's spacing in which cells are cut to find their nodes."""
+
+NEAR = 1e-6
+"""Degrees between equal places."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class SphereMesh:
+    """Nodes on the unit sphere, and how values of grid cells become theirs."""
+
+    positions: Float[ndarray, "nodes 3"]
+    areas: Float[ndarray, " nodes"]
+    """Steradians; on the whole sphere they sum to 4 pi."""
+    edges: Int[ndarray, "2 edges"]
+    """Senders and receivers."""
+    overlaps: Any
+    """Share of every cell in a node's area, sparse ``[nodes, cells]``; rows sum to 1, so that integrals stay."""
+
+    def values(self, cells: Float[ndarray, "cells ..."]) -> Float[ndarray, "nodes ..."]:
+        """Return area means of cells; NaN where one is missing."""
+        means: ndarray = self.overlaps @ cells.reshape(len(cells), -1)
+        return means.reshape(-1, *cells.shape[1:])
+
+
+def grid_mesh(
+    latitudes: ndarray,
+    longitudes: ndarray,
+    latitude_bounds: ndarray | None = None,
+    longitude_bounds: ndarray | None = None,
+    *,
+    refinement: int | None = None,
+    name: str = "grid",
+) -> SphereMesh:
+    """Return the mesh of a grid in degrees, or an icosahedral one below it.
+
+    Cells are ``[latitudes, longitudes]``, both in any order. Areas are exact between bounds ``[cells, 2]``, or the middles of centres; the
+    outermost rows end at the poles where these are nearer than the next row. Neighbours share a side, or meet across a pole. A row at a pole is one node.
+
+    With ``refinement`` nodes are the 10 * 4^refinement + 2 points of a refined icosahedron, and values the means of the parts of cells that are nearest to each,
+    which keeps integrals (first-order conservative). InputError for places that are none, or there twice.
+
+    >>> mesh = grid_mesh(np.array([-90, 0, 90]), np.array([0, 90, 180, 270]))
+    >>> mesh.positions.shape, mesh.edges.shape, (mesh.areas.sum() / np.pi).round(12)
+    ((6, 3), (2, 24), 4.0)
+    """
+    upward, eastward = np.argsort(latitudes), np.argsort(longitudes % 360)
+    north, east = latitudes[upward].astype(float), longitudes[eastward].astype(float) % 360
+    if not (np.isfinite(north).all() and np.isfinite(east).all()) or np.abs(north).max() > 90 + NEAR:
+        raise InputError(f"{name}: latitudes or longitudes are missing, or beyond a pole; give degrees north and east")
+    gaps = np.roll(np.diff(east, append=east[0] + 360), 1)
+    if len(north) < 2 or len(east) < 2 or np.diff(north).min() < NEAR or gaps.min() < NEAR:
+        raise InputError(f"{name}: a latitude or longitude is there twice, or alone; give a grid, with each once")
+    first = int(gaps.argmax())  # regions begin after their gap
+    eastward, east, gaps = (
+        np.roll(eastward, -first),
+        np.unwrap(np.roll(east, -first), period=360),
+        np.roll(gaps, -first),
+    )
+    whole = gaps[0] <= WHOLE * gaps[1:].max()
+    rows = _sides(north, (north[1] - north[0], north[-1] - north[-2]))
+    rows[0] = -90.0 if north[0] + 90 <= north[1] - north[0] else rows[0]
+    rows[-1] = 90.0 if 90 - north[-1] <= north[-1] - north[-2] else rows[-1]
+    columns = _sides(east, (gaps[0], gaps[0]) if whole else (gaps[1], gaps[-1]))
+    south = _given(latitude_bounds, upward, north, rows, f"{name}: bounds of latitudes")
+    west = _given(longitude_bounds, eastward, east, columns, f"{name}: bounds of longitudes")
+    areas = np.outer(np.ptp(np.sin(np.radians(south)), axis=1), np.radians(np.ptp(west, axis=1)))
+    cells = np.arange(areas.size).reshape(areas.shape)[np.ix_(upward, eastward)]
+    if refinement is not None:
+        return _icosahedral(areas, cells, south, west, refinement, name)
+    places = points_at(*np.meshgrid(north, east, indexing="ij"))
+    node = np.arange(areas.size).reshape(areas.shape)
+    at_pole = np.abs(north) > 90 - NEAR
+    node[at_pole] = node[at_pole, :1]
+    pairs = [np.stack([node[1:], node[:-1]]), np.stack([node[:, 1:], node[:, :-1]])]
+    if whole:
+        pairs.append(np.stack([node[:, :1], node[:, -1:]]))
+        for row in (0, -1) if len(east) % 2 == 0 else ():
+            if np.abs(south[row]).max() > 90 - NEAR:  # the neighbour across the pole
+                pairs.append(np.stack([node[row], np.roll(node[row], len(east) // 2)])[:, None])
+    kept = np.unique(node)
+    kept = kept[np.argsort(cells.ravel()[kept])]  # nodes in the order of the file
+    number = np.zeros(areas.size, np.int64)
+    number[kept] = np.arange(len(kept))
+    joined = np.sort(number[np.concatenate([one.reshape(2, -1) for one in pairs], axis=1)], axis=0)
+    joined = np.unique(joined[:, joined[0] != joined[1]], axis=1)
+    edges = np.concatenate([joined, joined[::-1]], axis=1)
+    return _mesh(places.reshape(-1, 3)[kept], edges, number[node.ravel()], cells.ravel(), areas.ravel())
+
+
+def points_at(north: ndarray, east: ndarray) -> Float[ndarray, "... 3"]:
+    """Return points of the unit sphere at degrees; the last axis points north."""
+    north, east = np.radians(north), np.radians(east)
+    return np.stack([np.cos(north) * np.cos(east), np.cos(north) * np.sin(east), np.sin(north)], axis=-1)
+
+
+def vectors_of(eastward: ndarray, northward: ndarray, north: ndarray, east: ndarray) -> Float[ndarray, "... 3"]:
+    """Return vectors along the sphere in the axes of ``points_at``, regular at poles.
+
+    >>> vectors_of(np.array([1.0]), np.array([0.0]), np.array([0.0]), np.array([0.0])).tolist()
+    [[0.0, 1.0, 0.0]]
+    """
+    along = points_at(np.zeros_like(north), east + 90)
+    return (eastward[..., None] * along + northward[..., None] * points_at(north + 90, east)).round(12) + 0.0
+
+
+def _sides(centres: ndarray, outer: tuple[float, float]) -> ndarray:
+    """Return the middles of centres, and half of ``outer`` beyond the last ones."""
+    inner = (centres[1:] + centres[:-1]) / 2
+    return np.concatenate([[centres[0] - outer[0] / 2], inner, [centres[-1] + outer[1] / 2]])
+
+
+def _given(bounds: ndarray | None, order: ndarray, centres: ndarray, sides: ndarray, what: str) -> ndarray:
+    """Return the two sides of every cell; InputError for bounds without their centre."""
+    if bounds is None:
+        return np.stack([sides[:-1], sides[1:]], axis=1)
+    ends = bounds[order]
+    ends = np.sort(ends + np.round((centres - ends.mean(1)) / 360)[:, None] * 360, axis=1)
+    if not ((ends[:, 0] <= centres + NEAR) & (centres <= ends[:, 1] + NEAR) & (np.ptp(ends, axis=1) > NEAR)).all():
+        raise InputError(f"{what} do not hold their centres; repair them, or remove the attribute bounds")
+    return ends
+
+
+def _mesh(points: ndarray, edges: ndarray, nodes: ndarray, cells: ndarray, parts: ndarray) -> SphereMesh:
+    """Return the mesh whose nodes consist of parts of cells with areas."""
+    areas = np.bincount(nodes, parts, len(points))
+    overlaps = csr_matrix((parts / areas[nodes], (nodes, cells)), shape=(len(points), cells.max() + 1))
+    return SphereMesh(positions=points, areas=areas, edges=edges, overlaps=overlaps)
+
+
+def _icosahedral(
+    areas: ndarray, cells: ndarray, south: ndarray, west: ndarray, refinement: int, name: str
+) -> SphereMesh:
+    """Return the mesh of a refined icosahedron, with cut cells."""
+    points, triangles = refined_icosahedron(refinement)
+    if abs(areas.sum() / (4 * np.pi) - 1) > NEAR or areas.size < len(points):
+        raise InputError(
+            f"{name}: an icosahedral mesh of {len(points)} nodes takes as many cells that cover the sphere, not {areas.size} on "
+            f"{areas.sum() / (4 * np.pi):.0%} of it; leave refinement out, or choose a smaller one"
+        )
+    size = np.radians(max(np.ptp(south, axis=1).max(), np.ptp(west, axis=1).max()))
+    cut = int(np.ceil(FINER * size / np.sqrt(4 * np.pi / len(points))))
+    inside, sines = (np.arange(cut) + 0.5) / cut, np.sin(np.radians(south))
+    rows = np.degrees(np.arcsin(sines[:, :1] + np.ptp(sines, axis=1)[:, None] * inside)).ravel()
+    columns = (west[:, :1] + np.ptp(west, axis=1)[:, None] * inside).ravel()
+    nearest = cKDTree(points).query(points_at(*np.meshgrid(rows, columns, indexing="ij")).reshape(-1, 3))[1]
+    cells, parts = (one.repeat(cut, 0).repeat(cut, 1).ravel() for one in (cells, areas / cut**2))
+    sides = np.concatenate([triangles[:, [0, 1]], triangles[:, [1, 2]], triangles[:, [2, 0]]]).T  # each both ways
+    return _mesh(points, sides, nearest, cells, parts)
+
+
+@lru_cache(maxsize=4)
+def refined_icosahedron(refinement: int) -> tuple[Float[ndarray, "points 3"], Int[ndarray, "triangles 3"]]:
+    """Return points and outward triangles of an icosahedron halved so often."""
+    golden = (1 + 5**0.5) / 2
+    signs = [(a, b * golden) for a in (-1, 1) for b in (-1, 1)]
+    points = np.array([one for a, b in signs for one in ((0, a, b), (a, b, 0), (b, 0, a))])
+    points /= np.linalg.norm(points, axis=1, keepdims=True)
+    triangles = ConvexHull(points).simplices.astype(np.int64)
+    turned = np.linalg.det(points[triangles]) < 0
+    triangles[turned] = triangles[turned][:, ::-1]
+    for _ in range(refinement):
+        sides = np.stack([triangles, np.roll(triangles, -1, axis=1)], axis=-1)  # [triangles, 3, ends]
+        ends, number = np.unique(np.sort(sides.reshape(-1, 2), axis=1), axis=0, return_inverse=True)
+        middles, new = number.reshape(-1, 3) + len(points), points[ends].sum(1)
+        points = np.concatenate([points, new / np.linalg.norm(new, axis=1, keepdims=True)])
+        corners = [np.stack([triangles[:, k], middles[:, k], middles[:, k - 1]], axis=1) for k in range(3)]
+        triangles = np.concatenate([*corners, middles])
+    return points, triangles

@@ -1,0 +1,246 @@
+"""Fields on a sphere: files of netCDF and zarr, graphs of their grids, weighted scores, and a solver of shallow water."""
+
+import json
+import warnings
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hydragnn.base.errors import InputError
+from hydragnn.datasets.sources.base import made
+from hydragnn.datasets.sources.registry import source_named
+from hydragnn.ensemble.estimates.metrics import volume_scores
+from hydragnn.graphs import GraphBatch
+from hydragnn.graphs.sphere import grid_mesh, points_at, refined_icosahedron, vectors_of
+
+xarray = pytest.importorskip("xarray")
+pytest.importorskip("zarr")
+from tests.benchmarks.sphere_water import CASE_2, Run, Water  # noqa: E402
+
+NORTH, EAST = np.arange(-80.0, 81, 20), np.arange(0.0, 360, 30)
+TEMPERATURE = {"name": "t", "on": "node", "unit": "K"}
+LATER = {**TEMPERATURE, "name": "next", "key": "t", "step": 1, "role": "target"}
+
+
+def data(hours: Any = (0, 6, 12), north: Any = NORTH, east: Any = EAST, **changes: Any) -> Any:
+    """Return a data set whose temperature is z + 100 times the hour of the frame."""
+    hours = np.asarray(hours)
+    values = np.sin(np.radians(north))[None, :, None] + 100.0 * hours[:, None, None] + 0 * np.asarray(east)
+    units = {"units": "hours since 2001-01-01"}
+    axes = {
+        "time": ("time", hours, units | changes.pop("time", {})),
+        "lat": ("lat", north, {"units": "degrees_north"} | changes.pop("lat", {})),
+        "lon": ("lon", east, {"units": "degrees_east", "standard_name": "longitude"} | changes.pop("lon", {})),
+    }
+    own = xarray.Dataset({"t": (("time", "lat", "lon"), values, {"units": "K"})}, axes)
+    return own.assign(**changes)
+
+
+def graphs(files: Any, **table: Any) -> list[GraphBatch]:
+    """Return the graphs of files."""
+    files = [str(one) for one in ([files] if isinstance(files, Path) else files)]
+    table = {"kind": "climate", "files": files, "fields": [TEMPERATURE, LATER], **table}
+    build = source_named("climate", "test").parse(table)
+    build.check_fields("test")
+    return [*made(build.makers())]
+
+
+def write(one: Any, path: Path, **more: Any) -> Path:
+    """Write a data set as netCDF or zarr."""
+    if path.suffix == ".zarr":
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            one.to_zarr(path, **more)
+    else:
+        one.to_netcdf(path, engine=more.pop("engine", "h5netcdf"), **more)
+    return path
+
+
+FORMS: list[tuple[str, dict[str, Any]]] = [
+    ("a.nc", {}),
+    ("a.nc", {"engine": "scipy"}),
+    ("a.nc", {"encoding": {"t": {"dtype": "int16", "scale_factor": 0.05, "add_offset": 700.0, "_FillValue": -9}}}),
+    ("a.nc", {"encoding": {"time": {"calendar": "noleap"}}}),
+    ("a.zarr", {"zarr_format": 2, "consolidated": True}),
+    ("a.zarr", {"zarr_format": 2, "consolidated": False}),
+    ("a.zarr", {"zarr_format": 3, "consolidated": True}),
+    ("a.zarr", {"zarr_format": 3, "consolidated": False}),
+]
+
+
+@pytest.mark.parametrize(("name", "more"), FORMS)
+def test_frames_are_pairs_of_states(name: str, more: dict[str, Any], tmp_path: Path) -> None:
+    one = data()
+    if "calendar" in str(more):
+        one["time"] = ("time", one.time.values, {"units": "hours since 2001-01-01", "calendar": "noleap"})
+        more = {}
+    lead = {"name": "lead_time", "on": "graph", "unit": "h", "step": 1}
+    first, second = graphs(write(one, tmp_path / name, **more), fields=[TEMPERATURE, LATER, lead])
+    z = first.positions[:, 2].double().numpy()
+    np.testing.assert_allclose(first["t"], z, atol=0.03)
+    np.testing.assert_allclose(second["next"], z + 1200, atol=0.03)
+    assert (first["lead_time"].item(), first.texts["run"]) == (6.0, [name])
+
+
+SAME = [
+    data(north=NORTH[::-1]),
+    data(east=(EAST + 180) % 360 - 180),
+    data(east=np.append(EAST, 360.0)),
+    data(east=np.random.default_rng(0).permutation(EAST)),
+    data().transpose("lon", "time", "lat"),
+    data().rename(lat="y", lon="x"),
+    data().expand_dims(z=[500.0, 850.0], axis=1),
+    data().drop_vars("lat").assign_coords(lat=("lat", NORTH, {"standard_name": "latitude"})),
+]
+
+
+@pytest.mark.parametrize("one", SAME)
+def test_order_and_names_of_axes_do_not_matter(one: Any, tmp_path: Path) -> None:
+    expected, other = (
+        graphs(write(own, tmp_path / name), level=level)[0]
+        for own, name, level in ((data(), "a.nc", None), (one, "b.nc", 500.0 if "z" in one.dims else None))
+    )
+    assert expected.num_edges == other.num_edges
+    rows = [np.lexsort(np.round(g.positions.numpy(), 4).T) for g in (expected, other)]
+    for name in ("positions", "t", "next"):
+        values = [np.asarray(getattr(g, name) if name == "positions" else g[name]) for g in (expected, other)]
+        np.testing.assert_allclose(values[0][rows[0]], values[1][rows[1]], atol=1e-5)
+
+
+def test_files_are_joined_in_time_and_by_variables_and_gaps_are_left_out(tmp_path: Path, capsys: Any) -> None:
+    static = xarray.Dataset({"mask": data().t[0].drop_vars("time") > 0}).astype(float)
+    files = [write(data(hours), tmp_path / f"{name}.nc") for name, hours in (("1", (0, 6)), ("2", range(12, 60, 6)))]
+    files += [write(data(range(66, 126, 6)), tmp_path / "3.nc"), write(static, tmp_path / "mask.nc")]
+    some = graphs(files, fields=[TEMPERATURE, LATER, {"name": "mask", "on": "node"}])
+    assert [float(one["next"].mean() - one["t"].mean()) for one in some] == pytest.approx([600.0] * 18, abs=0.1)
+    assert "frames are left out" in capsys.readouterr().err and set(some[0]["mask"].tolist()) == {0.0, 1.0}
+
+
+def header(folder: Path, **keys: Any) -> Path:
+    """Write a zarr whose header has other keys."""
+    path = write(data(), folder / "a.zarr", zarr_format=2, consolidated=False)
+    file = path / "t" / ".zarray"
+    file.write_text(json.dumps(json.loads(file.read_text()) | keys))
+    return path
+
+
+def cut_off(folder: Path) -> Path:
+    """Write a zarr with half a chunk."""
+    path = write(data(), folder / "a.zarr", zarr_format=2, consolidated=False)
+    chunk = max((path / "t").glob("0*"))
+    chunk.write_bytes(chunk.read_bytes()[:9])
+    return path
+
+
+def text(folder: Path, content: str) -> Path:
+    path = folder / "a.nc"
+    path.write_text(content)
+    return path
+
+
+HUGE, OBJECTS = [3, 90000, 90000], {"filters": [{"id": "pickle"}], "dtype": "|O"}
+missing = data()
+missing["t"][1, 2, 3] = np.nan
+curvilinear = data().rename(lat="y", lon="x").drop_vars(["x", "y"])
+curvilinear = curvilinear.assign_coords(lat=(("y", "x"), np.add.outer(NORTH, 0 * EAST), {"units": "degrees_north"}))
+two = data().assign(v=(("time", "n", "lon"), np.zeros((3, 4, 12)))).assign_coords(n=("n", [1.0, 2, 3, 4]))
+two.n.attrs["units"] = "degrees_north"
+levels, units = data().expand_dims(z=[500.0, 850.0], axis=1), data()
+units.t.attrs["units"] = "degC"
+FAULTS: list[tuple[Any, dict[str, Any], str]] = [
+    (data(time={"units": "h"}), {}, "time has no units with a date"),
+    (data().rename(lat="y").assign_coords(y=("y", NORTH)), {}, "no latitude among time, y, lon"),
+    (data(lat={"units": "radians"}), {}, "lat is in radians"),
+    (curvilinear, {}, "lat lies on 2 axes, as of curvilinear grids"),
+    (levels, {}, "lies on z, too; choose one with level"),
+    (levels, {"level": 700}, "no level 700; z has 500, 850"),
+    (two, {"fields": [TEMPERATURE, {"name": "v", "on": "node"}]}, "lie on other grids"),
+    (data((0, 12, 6)), {}, "frame 2 is not after frame 1"),
+    (data((0, 6, 6)), {}, "frame 2 is not after frame 1"),
+    (data((0, 6, 30)), {}, "not equally spaced in time"),
+    (data((0,)), {}, "1 times that all fields have are too few"),
+    (missing, {}, "lack values on 1 of 108 nodes"),
+    (units, {}, "t is in degC, not K"),
+    (data(), {"fields": [{**TEMPERATURE, "name": "tt"}]}, "no variable tt"),
+    (data(), {"fields": [TEMPERATURE, {**LATER, "on": "graph"}]}, "nothing for next on graphs"),
+    (data(), {"refinement": 3}, "takes as many cells that cover the sphere, not 108"),
+    (data(north=NORTH[:5]), {"refinement": 0}, "on 59% of it"),
+    (data(lat={"bounds": "edges"}, edges=(("lat", "two"), np.zeros((9, 2)))), {}, "bounds of latitudes do not hold"),
+    (data(north=NORTH + 20), {}, "beyond a pole"),
+    (partial(text, content="GRIB and more"), {}, "is GRIB"),
+    (partial(text, content="hello"), {}, "is no netCDF or zarr"),
+    (partial(header, **OBJECTS), {}, "holds pickle, which might run code"),
+    (partial(header, dtype="|O"), {}, "holds objects, which might run code"),
+    (partial(header, shape=HUGE, chunks=HUGE), {}, "claims chunks [3, 90000, 90000]"),
+    (cut_off, {}, "is damaged"),
+]
+
+
+@pytest.mark.parametrize(("one", "table", "words"), FAULTS)
+def test_a_file_that_lacks_something_is_refused_in_a_sentence(one: Any, table: Any, words: str, tmp_path: Path) -> None:
+    path = one(tmp_path) if callable(one) else write(one, tmp_path / "a.nc")
+    with pytest.raises(InputError) as error:
+        graphs(path, **table)
+    assert words in str(error.value)
+
+
+def test_months_of_other_calendars_and_equal_times_are_refused(tmp_path: Path) -> None:
+    files = [write(data(), tmp_path / "1.nc"), write(data((18, 24), time={"calendar": "360_day"}), tmp_path / "2.nc")]
+    with pytest.raises(InputError, match="the calendars differ"):
+        graphs(files)
+    with pytest.raises(InputError, match="values of the same time; give each once, or say joined = false"):
+        graphs([files[0], write(data(), tmp_path / "3.nc")])
+    assert len(graphs([files[0], tmp_path / "3.nc"], joined=False)) == 4
+
+
+def test_areas_and_poles() -> None:
+    mesh = grid_mesh(np.linspace(-90, 90, 7), EAST)
+    assert mesh.areas.sum() == pytest.approx(4 * np.pi, rel=1e-14) and len(mesh.positions) == 5 * 12 + 2
+    lengths = np.linalg.norm(mesh.positions[mesh.edges[0]] - mesh.positions[mesh.edges[1]], axis=1)
+    assert lengths.min() > 0.2 and np.bincount(mesh.edges[0]).tolist() == [12] + [4] * 60 + [12]
+    bounds = np.stack([np.linspace(-90, 60, 6), np.linspace(-60, 90, 6)], axis=1)
+    exact = np.repeat(np.diff(np.sin(np.radians(bounds)), axis=1)[:, 0] * np.pi / 6, 12)
+    np.testing.assert_allclose(grid_mesh(bounds.mean(1) + 2, EAST, bounds).areas, exact, rtol=1e-13)
+
+
+@pytest.mark.parametrize("refinement", [0, 1, 2, 3])
+def test_an_icosahedral_mesh_keeps_integrals(refinement: int) -> None:
+    north, east = np.arange(-88.0, 90, 4), np.arange(0.0, 360, 4)
+    grid, mesh = grid_mesh(north, east), grid_mesh(north, east, refinement=refinement)
+    assert (len(mesh.positions), mesh.edges.shape[1]) == (10 * 4**refinement + 2, 60 * 4**refinement)
+    values = np.random.default_rng(0).normal(size=len(grid.areas))
+    assert mesh.areas @ mesh.values(values) == pytest.approx(grid.areas @ grid.values(values), rel=1e-12)
+    points, triangles = refined_icosahedron(refinement)
+    assert (np.linalg.det(points[triangles]) > 0).all() and mesh.areas.min() > 0.6 * mesh.areas.max()
+
+
+def test_solid_rotation_is_one_vector_field_at_the_poles() -> None:
+    north, east = np.array([90.0, 89.9, -90.0]), np.array([10.0, 200.0, 300.0])
+    eastward = -np.sin(np.radians(north)) * np.sin(np.radians(east))
+    vectors = vectors_of(eastward, -np.cos(np.radians(east)), north, east)  # turned about the second axis
+    np.testing.assert_allclose(vectors, np.cross([0, 1, 0], points_at(north, east)), atol=1e-11)
+
+
+def test_weighted_scores_follow_their_sums() -> None:
+    random = np.random.default_rng(1)
+    truth, found, areas, usual = random.normal(size=40), random.normal(size=40), random.random(40), np.ones(40)
+    one = volume_scores(truth, found, areas, usual)
+    assert one["volume_rmse"] == pytest.approx(np.sqrt(np.average((found - truth) ** 2, weights=areas)))
+    a, b = (found - 1) * np.sqrt(areas), (truth - 1) * np.sqrt(areas)
+    assert one["anomaly_correlation"] == pytest.approx(a @ b / np.sqrt(a @ a * (b @ b)))
+    gaps = np.where(np.arange(40) < 20, truth, np.nan)
+    assert volume_scores(gaps, found, areas, usual) == volume_scores(truth[:20], found[:20], areas[:20], usual[:20])
+
+
+def test_case_2_stays_as_it_is() -> None:
+    water = Water([CASE_2, Run(40.0, 3000.0, 1.2)], 21, 0.0)
+    before = water.frame(np.arange(-75.0, 76, 15), 48)
+    for _ in range(24):
+        water.step(900)
+    for name, tolerance in (("height", 1e-5), ("u", 1e-7), ("v", 1e-7)):
+        np.testing.assert_allclose(
+            water.frame(np.arange(-75.0, 76, 15), 48)[name], before[name], rtol=0, atol=tolerance
+        )
