@@ -122,7 +122,7 @@ class ClimateBuild(BuildSettings):
             else:
                 raise InputError(f"{where}: nothing for {field.name} on {field.on}s; use {TIME}, {LEAD} or labels")
         texts = {**self.texts_of({RUN: run}, where), RUN: [run]}
-        return self.graph_of(mesh.positions * self.radius, *mesh.edges, values, texts, name=where)
+        return self.graph_of(mesh.positions * self.radius, mesh.edges[0], mesh.edges[1], values, texts, name=where)
 
     def _values(self, frames: Any, mesh: SphereMesh, field: FieldSettings, time: float, where: str) -> Any:
         """Return a field on the nodes; a vector of its eastward and northward part."""

@@ -171,8 +171,8 @@ def with_volumes(
     members = {own: {**one.members[own], **scores(mean)} for own, mean in zip(names, means) if own in one.members}
     baselines = dict(one.baselines)
     if usual is not None:
-        baselines["climatology"] = {**point_metrics(*(v.reshape(-1, target.field.width) for v in (labels, usual)))}
-        baselines["climatology"] |= scores(usual)
+        rows = [values.reshape(-1, target.field.width) for values in (labels, usual)]
+        baselines["climatology"] = {**point_metrics(*rows), **scores(usual)}
     ensemble = {**one.ensemble, **scores(np.tensordot(weights, means, 1))} if one.ensemble else one.ensemble
     return replace(one, members={**one.members, **members}, ensemble=ensemble, baselines=baselines)
 
@@ -184,7 +184,7 @@ def climatologies_of(
     fields, sizes = {field.name for field in store.fields()}, store.sizes().nodes
     if VOLUME not in fields or len({*sizes.tolist()}) > 1 or not len(train):
         return {}
-    first, last = (store[[number]].positions for number in (0, len(store) - 1))
+    first, last = (store.read(np.array([number]), []).positions for number in (0, len(store) - 1))
     if not bool((first == last).all()):
         return {}
     own = [one.field for one in targets if one.field.on == "node" and not one.field.classes]

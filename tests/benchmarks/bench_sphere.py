@@ -111,6 +111,22 @@ def errors_of(courses: dict[str, dict[str, Any]], truth: dict[str, Any], volumes
     return table
 
 
+def draw(courses: dict[str, dict[str, Any]], truth: dict[str, Any], volumes: Any, out: Path) -> None:
+    """Draw the area-weighted error of the height over the lead time, over all test runs."""
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(6, 3.2), layout="constrained")
+    colours = {"persistence": "0.2", "climatology": "0.6", "egnn": "tab:orange", "field_tokens": "tab:blue"}
+    for who, course in courses.items():
+        error = ((course["height"] - truth["height"]) ** 2 * volumes).mean((1, 2)) / volumes.mean()
+        kind, seed = who.rpartition("-")[::2] if "-" in who else (who, "0")
+        hours, label = [HOURS * step for step in range(1, STEPS + 1)], kind if seed == "0" else None
+        axes.plot(hours, error.sqrt(), color=colours[kind], label=label, lw=1.2)
+    axes.set(xlabel="lead time, h", ylabel="RMSE of the height, m", yscale="log", xlim=(0, HOURS * STEPS))
+    axes.legend(frameon=False, fontsize=8)
+    figure.savefig(out)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("out", type=Path)
@@ -134,6 +150,7 @@ def main() -> None:
     for run in seconds:
         course = rollout(hydragnn.load(out / run), first, STEPS)
         courses[run] = {name: course.mean(name).reshape(truth[name].shape) for name in NAMES}
+    draw(courses, truth, first["volume"].double()[:nodes], out / "sphere.svg")
     result = {"cpu seconds": seconds, "scores": errors_of(courses, truth, first["volume"].double()[:nodes], usual)}
     (out / "figures.json").write_text(json.dumps(result, indent=1))
     print(f"{'':26}" + "".join(f"{who:>18}" for who in courses))

@@ -8,17 +8,21 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+import hydragnn
 from hydragnn.base.errors import InputError
+from hydragnn.datasets import open_store
 from hydragnn.datasets.sources.base import made
 from hydragnn.datasets.sources.registry import source_named
+from hydragnn.ensemble import rollout
 from hydragnn.ensemble.estimates.metrics import volume_scores
 from hydragnn.graphs import GraphBatch
 from hydragnn.graphs.sphere import grid_mesh, points_at, refined_icosahedron, vectors_of
 
 xarray = pytest.importorskip("xarray")
 pytest.importorskip("zarr")
-from tests.benchmarks.sphere_water import CASE_2, Run, Water  # noqa: E402
+from tests.benchmarks.sphere_water import CASE_2, GRAVITY, Run, Water  # noqa: E402
 
 NORTH, EAST = np.arange(-80.0, 81, 20), np.arange(0.0, 360, 30)
 TEMPERATURE = {"name": "t", "on": "node", "unit": "K"}
@@ -59,16 +63,10 @@ def write(one: Any, path: Path, **more: Any) -> Path:
     return path
 
 
-FORMS: list[tuple[str, dict[str, Any]]] = [
-    ("a.nc", {}),
-    ("a.nc", {"engine": "scipy"}),
-    ("a.nc", {"encoding": {"t": {"dtype": "int16", "scale_factor": 0.05, "add_offset": 700.0, "_FillValue": -9}}}),
-    ("a.nc", {"encoding": {"time": {"calendar": "noleap"}}}),
-    ("a.zarr", {"zarr_format": 2, "consolidated": True}),
-    ("a.zarr", {"zarr_format": 2, "consolidated": False}),
-    ("a.zarr", {"zarr_format": 3, "consolidated": True}),
-    ("a.zarr", {"zarr_format": 3, "consolidated": False}),
-]
+PACKED = {"dtype": "int16", "scale_factor": 0.05, "add_offset": 700.0, "_FillValue": -9}
+NETCDF = [{}, {"engine": "scipy"}, {"encoding": {"t": PACKED}}, {"encoding": {"time": {"calendar": "noleap"}}}]
+FORMS = [("a.nc", one) for one in NETCDF]
+FORMS += [("a.zarr", {"zarr_format": v, "consolidated": one}) for v in (2, 3) for one in (True, False)]
 
 
 @pytest.mark.parametrize(("name", "more"), FORMS)
@@ -244,3 +242,42 @@ def test_case_2_stays_as_it_is() -> None:
         np.testing.assert_allclose(
             water.frame(np.arange(-75.0, 76, 15), 48)[name], before[name], rtol=0, atol=tolerance
         )
+
+
+def test_derivatives_equal_those_of_torch_harmonics() -> None:
+    examples = pytest.importorskip("torch_harmonics.examples")
+    own = Water([Run(25.0, 5960.0, bump=(300.0, 0.5, 2.0, 0.4))], 21, 0.0)
+    for _ in range(4):
+        own.step(900)
+    rows, scale = own.harmonics.columns // 2, np.array([GRAVITY, 1, 1])[:, None, None]
+    other = examples.ShallowWaterSolver(rows, 2 * rows, 900.0, 22, 22, grid="legendre-gauss").double()
+    state, change = (
+        scale * np.concatenate([own.harmonics.grid(one) for one in values[[2, 0, 1]]])[:, ::-1]
+        for values in (own.state, own.change(own.state))
+    )
+    found = other.spec2grid(other.dudtspec(other.grid2spec(torch.from_numpy(state.copy())))).numpy()
+    assert (np.abs(found - change).max((1, 2)) < 1e-6 * np.abs(change).max((1, 2))).all()
+
+
+def test_evaluation_report_and_roll_out_know_areas_and_lead_times(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    random = np.random.default_rng(0)
+    files = [data(range(0, 30, 6), shift=((), random.normal())) for _ in range(10)]
+    for number, one in enumerate(files):
+        one["t"] += one["shift"] * np.cos(np.radians(one.lat)) - one.t.mean(("lat", "lon"))
+        write(one.drop_vars("shift"), tmp_path / f"{number}.nc")
+    extra = [{"name": "volume", "on": "node", "role": "auxiliary"}]
+    extra += [{"name": "lead_time", "on": "graph", "unit": "h", "step": 1, "role": "auxiliary"}]
+    table = {"kind": "climate", "files": ["*.nc"], "joined": False, "fields": [TEMPERATURE, LATER, *extra]}
+    hydragnn.build_store(table, "t.h5")
+    run = {"data": {"store": "t.h5"}, "split": {"group": "run"}, "train": {"epochs": 1}}
+    run["heads"] = [{"kind": "scalar", "field": "next", "correction_of": "t"}]
+    hydragnn.train(run | {"model": {"kind": "egnn", "hidden_dim": 4, "num_layers": 1, "cutoff": 1.0}}, "run")
+    ensemble = hydragnn.build_ensemble(["run"], "ensemble")
+    one = ensemble.evaluation.parts["test"]["next"]
+    usual = one.baselines["climatology"]
+    assert 0 < usual["volume_rmse"] != usual["rmse"] and usual["anomaly_correlation"] == 0.0
+    assert {"volume_rmse", "anomaly_correlation"} <= {*one.ensemble} & {*one.members[one.best_member]}
+    assert "RMSE by volume" in hydragnn.report("ensemble", out="r.html").read_text()
+    course = rollout(ensemble, open_store("t.h5")[[0]], 3)
+    assert (course.lead_times, course.lead_unit) == ((6.0, 12.0, 18.0), "h")
