@@ -68,19 +68,14 @@ def grid_mesh(
     gaps = np.roll(np.diff(east, append=east[0] + 360), 1)
     if len(north) < 2 or len(east) < 2 or np.diff(north).min() < NEAR or gaps.min() < NEAR:
         raise InputError(f"{name}: a latitude or longitude is there twice, or alone; give a grid, with each once")
-    first = int(gaps.argmax())  # regions begin after their gap
-    eastward, east, gaps = (
-        np.roll(eastward, -first),
-        np.unwrap(np.roll(east, -first), period=360),
-        np.roll(gaps, -first),
-    )
-    whole = gaps[0] <= WHOLE * gaps[1:].max()
-    rows = _sides(north, (north[1] - north[0], north[-1] - north[-2]))
-    rows[0] = -90.0 if north[0] + 90 <= north[1] - north[0] else rows[0]
-    rows[-1] = 90.0 if 90 - north[-1] <= north[-1] - north[-2] else rows[-1]
-    columns = _sides(east, (gaps[0], gaps[0]) if whole else (gaps[1], gaps[-1]))
-    south = _given(latitude_bounds, upward, north, rows, f"{name}: bounds of latitudes")
-    west = _given(longitude_bounds, eastward, east, columns, f"{name}: bounds of longitudes")
+    eastward, east, gaps = (np.roll(one, -int(gaps.argmax())) for one in (eastward, east, gaps))  # after the gap
+    east, whole = np.unwrap(east, period=360), gaps[0] <= WHOLE * gaps[1:].max()
+    south = _ends(latitude_bounds, upward, north, (north[1] - north[0], north[-1] - north[-2]), f"{name}: latitudes")
+    outer = (gaps[0], gaps[0]) if whole else (gaps[1], gaps[-1])
+    west = _ends(longitude_bounds, eastward, east, outer, f"{name}: longitudes")
+    for row, pole, step in (0, -90.0, north[1] - north[0]), (-1, 90.0, north[-1] - north[-2]):
+        if latitude_bounds is None and abs(pole - north[row]) < step - NEAR:
+            south[row, row] = pole
     areas = np.outer(np.ptp(np.sin(np.radians(south)), axis=1), np.radians(np.ptp(west, axis=1)))
     cells = np.arange(areas.size).reshape(areas.shape)[np.ix_(upward, eastward)]
     if refinement is not None:
@@ -121,20 +116,16 @@ def vectors_of(eastward: ndarray, northward: ndarray, north: ndarray, east: ndar
     return (eastward[..., None] * along + northward[..., None] * points_at(north + 90, east)).round(12) + 0.0
 
 
-def _sides(centres: ndarray, outer: tuple[float, float]) -> ndarray:
-    """Return the middles of centres, and half of ``outer`` beyond the last ones."""
-    inner = (centres[1:] + centres[:-1]) / 2
-    return np.concatenate([[centres[0] - outer[0] / 2], inner, [centres[-1] + outer[1] / 2]])
-
-
-def _given(bounds: ndarray | None, order: ndarray, centres: ndarray, sides: ndarray, what: str) -> ndarray:
-    """Return the two sides of every cell; InputError for bounds without their centre."""
+def _ends(bounds: ndarray | None, order: ndarray, centres: ndarray, outer: tuple[Any, Any], what: str) -> ndarray:
+    """Return both ends of cells: bounds, or middles and half of ``outer`` beyond."""
     if bounds is None:
-        return np.stack([sides[:-1], sides[1:]], axis=1)
+        middles = (centres[1:] + centres[:-1]) / 2
+        ends = np.concatenate([[centres[0] - outer[0] / 2], middles, [centres[-1] + outer[1] / 2]])
+        return np.stack([ends[:-1], ends[1:]], axis=1)
     ends = bounds[order]
     ends = np.sort(ends + np.round((centres - ends.mean(1)) / 360)[:, None] * 360, axis=1)
     if not ((ends[:, 0] <= centres + NEAR) & (centres <= ends[:, 1] + NEAR) & (np.ptp(ends, axis=1) > NEAR)).all():
-        raise InputError(f"{what} do not hold their centres; repair them, or remove the attribute bounds")
+        raise InputError(f"{what} are outside their bounds; repair these, or remove the attribute bounds")
     return ends
 
 
