@@ -58,7 +58,7 @@ def grid_mesh(
     which keeps integrals (first-order conservative). InputError for places that are none, or there twice.
 
     >>> mesh = grid_mesh(np.array([-90, 0, 90]), np.array([0, 90, 180, 270]))
-    >>> mesh.positions.shape, mesh.edges.shape, (mesh.areas.sum() / np.pi).round(12)
+    >>> mesh.positions.shape, mesh.edges.shape, round(float(mesh.areas.sum() / np.pi), 12)
     ((6, 3), (2, 24), 4.0)
     """
     upward, eastward = np.argsort(latitudes), np.argsort(longitudes % 360)

@@ -273,11 +273,11 @@ def test_evaluation_report_and_roll_out_know_areas_and_lead_times(tmp_path: Path
     run = {"data": {"store": "t.h5"}, "split": {"group": "run"}, "train": {"epochs": 1}}
     run["heads"] = [{"kind": "scalar", "field": "next", "correction_of": "t"}]
     hydragnn.train(run | {"model": {"kind": "egnn", "hidden_dim": 4, "num_layers": 1, "cutoff": 1.0}}, "run")
-    ensemble = hydragnn.build_ensemble(["run"], "ensemble")
-    one = ensemble.evaluation.parts["test"]["next"]
+    evaluation = hydragnn.build_ensemble(["run"], "ensemble")
+    one = evaluation.parts["test"]["next"]
     usual = one.baselines["climatology"]
     assert 0 < usual["volume_rmse"] != usual["rmse"] and usual["anomaly_correlation"] == 0.0
     assert {"volume_rmse", "anomaly_correlation"} <= {*one.ensemble} & {*one.members[one.best_member]}
     assert "RMSE by volume" in hydragnn.report("ensemble", out="r.html").read_text()
-    course = rollout(ensemble, open_store("t.h5")[[0]], 3)
+    course = rollout(hydragnn.load("ensemble"), open_store("t.h5")[[0]], 3)
     assert (course.lead_times, course.lead_unit) == ((6.0, 12.0, 18.0), "h")
