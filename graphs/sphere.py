@@ -1,4 +1,4 @@
-"""Grids of latitudes and longitudes, and icosahedral meshes, as graphs on a sphere."""
+"""Grids and icosahedral meshes on a sphere as graphs."""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -24,7 +24,7 @@ NEAR = 1e-6
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class SphereMesh:
-    """Nodes on the unit sphere, and how values of grid cells become theirs."""
+    """Nodes on the unit sphere, and their shares of grid cells."""
 
     positions: Float[ndarray, "nodes 3"]
     areas: Float[ndarray, " nodes"]
@@ -49,9 +49,9 @@ def grid_mesh(
     refinement: int | None = None,
     name: str = "grid",
 ) -> SphereMesh:
-    """Return the mesh of a grid in degrees, or an icosahedral one below it.
+    """Return the mesh of a grid, or an icosahedral one.
 
-    Cells are ``[latitudes, longitudes]``, both in any order. Areas are exact between bounds ``[cells, 2]``, or the middles of centres; the
+    Cells are ``[latitudes, longitudes]`` in degrees, both in any order. Areas are exact between bounds ``[cells, 2]``, or the middles of centres; the
     outermost rows end at the poles where these are nearer than the next row. Neighbours share a side, or meet across a pole. A row at a pole is one node.
 
     With ``refinement`` nodes are the 10 * 4^refinement + 2 points of a refined icosahedron, and values the means of the parts of cells that are nearest to each,
@@ -90,24 +90,24 @@ def grid_mesh(
         for row in (0, -1) if len(east) % 2 == 0 else ():
             if np.abs(south[row]).max() > 90 - NEAR:  # the neighbour across the pole
                 pairs.append(np.stack([node[row], np.roll(node[row], len(east) // 2)])[:, None])
-    kept = np.unique(node)
-    kept = kept[np.argsort(cells.ravel()[kept])]  # nodes in the order of the file
+    owners = np.unique(node)
+    owners = owners[np.argsort(cells.ravel()[owners])]  # nodes in the order of the file
     number = np.zeros(areas.size, np.int64)
-    number[kept] = np.arange(len(kept))
+    number[owners] = np.arange(len(owners))
     joined = np.sort(number[np.concatenate([one.reshape(2, -1) for one in pairs], axis=1)], axis=0)
     joined = np.unique(joined[:, joined[0] != joined[1]], axis=1)
     edges = np.concatenate([joined, joined[::-1]], axis=1)
-    return _mesh(places.reshape(-1, 3)[kept], edges, number[node.ravel()], cells.ravel(), areas.ravel())
+    return _mesh(places.reshape(-1, 3)[owners], edges, number[node.ravel()], cells.ravel(), areas.ravel())
 
 
 def points_at(north: ndarray, east: ndarray) -> Float[ndarray, "... 3"]:
-    """Return points of the unit sphere at degrees; the last axis points north."""
+    """Return points of the unit sphere; the last axis points north."""
     north, east = np.radians(north), np.radians(east)
     return np.stack([np.cos(north) * np.cos(east), np.cos(north) * np.sin(east), np.sin(north)], axis=-1)
 
 
 def vectors_of(eastward: ndarray, northward: ndarray, north: ndarray, east: ndarray) -> Float[ndarray, "... 3"]:
-    """Return vectors along the sphere in the axes of ``points_at``, regular at poles.
+    """Return vectors along the sphere in the axes of ``points_at``.
 
     >>> vectors_of(np.array([1.0]), np.array([0.0]), np.array([0.0]), np.array([0.0])).tolist()
     [[0.0, 1.0, 0.0]]
@@ -117,7 +117,7 @@ def vectors_of(eastward: ndarray, northward: ndarray, north: ndarray, east: ndar
 
 
 def _ends(bounds: ndarray | None, order: ndarray, centres: ndarray, outer: tuple[Any, Any], what: str) -> ndarray:
-    """Return both ends of cells: bounds, or middles and half of ``outer`` beyond."""
+    """Return ends of cells: bounds, or middles of centres."""
     if bounds is None:
         middles = (centres[1:] + centres[:-1]) / 2
         ends = np.concatenate([[centres[0] - outer[0] / 2], middles, [centres[-1] + outer[1] / 2]])

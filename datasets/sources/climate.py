@@ -1,4 +1,4 @@
-"""Fields on a sphere in files of netCDF and zarr, also in time."""
+"""Fields on a sphere in netCDF and zarr, also in time."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -57,13 +57,15 @@ class ClimateBuild(BuildSettings):
             changing = [{*one} for one in frames.values() if STATIC not in one] or [{0.0}]
             times, mesh = np.array(sorted(set.intersection(*changing))), self._mesh(frames)
             numbers = self._complete(times, min(steps), max(steps), run)
-            if left := len(set.union(*changing)) - len(numbers) + min(steps) - max(steps):
-                print_note(f"{run}: {left} frames are left out, for gaps in their steps or fields without values then")
+            if absent := len(set.union(*changing)) - len(numbers) + min(steps) - max(steps):
+                print_note(
+                    f"{run}: {absent} frames are left out, for gaps in their steps or fields without values then"
+                )
             for number in numbers:
                 yield partial(self._graph, frames, mesh, times, number, run)
 
     def _frames(self, paths: list[Path]) -> Frames:
-        """Return where the values of all keys are; InputError for none, or two at once."""
+        """Return where the values of all keys are."""
         nodes = [field for field in self.fields if field.on == "node"]
         frames: Frames = {key: {} for field in nodes for key in field.keys if key not in GEOMETRY}
         calendars, held = set[str](), set[str]()
@@ -96,14 +98,14 @@ class ClimateBuild(BuildSettings):
                 raise InputError(f"{other.where} and {first.where} lie on other grids; {move}")
         return grid_mesh(*first.grid, refinement=self.refinement, name=first.where)
 
-    def _complete(self, times: Any, before: int, after: int, run: str) -> list[int]:
-        """Return the frames that have all others of their steps, without gaps between."""
-        numbers, gaps = range(-before, len(times) - after), np.diff(times)
+    def _complete(self, times: Any, lowest: int, highest: int, run: str) -> list[int]:
+        """Return the frames whose steps have no gaps."""
+        numbers, gaps = range(-lowest, len(times) - highest), np.diff(times)
         odd = np.abs(gaps - np.median(gaps)) > ROUNDING * np.median(gaps) if len(gaps) else np.zeros(0, bool)
-        if before < after and len(odd) and odd.mean() > IRREGULAR:
+        if lowest < highest and len(odd) and odd.mean() > IRREGULAR:
             self.check_times(times.tolist(), run)
             odd[:] = False
-        whole = [number for number in numbers if not odd[number + before : number + after].any()]
+        whole = [number for number in numbers if not odd[number + lowest : number + highest].any()]
         if not whole:
             raise InputError(f"{run}: {len(times)} times that all fields have are too few; give more files")
         return whole
@@ -125,16 +127,16 @@ class ClimateBuild(BuildSettings):
         return self.graph_of(mesh.positions * self.radius, mesh.edges[0], mesh.edges[1], values, texts, name=where)
 
     def _values(self, frames: Any, mesh: SphereMesh, field: FieldSettings, time: float, where: str) -> Any:
-        """Return a field on the nodes; a vector of its eastward and northward part."""
-        found = [own[STATIC] if STATIC in own else own[time] for own in frames]
+        """Return a field on the nodes; two speeds become a vector."""
+        parts = [own[STATIC] if STATIC in own else own[time] for own in frames]
         if field.step and all(STATIC in own for own in frames):
             raise InputError(f"{where}: {field.name} does not change in time; leave step out")
-        cells = [one.cells(frame) for one, frame in found]
+        cells = [one.cells(frame) for one, frame in parts]
         if len(cells) == 2 and field.shape == [3]:
-            names = [str(one.data.attrs.get("standard_name", "")) for one, _ in found]
+            names = [str(one.data.attrs.get("standard_name", "")) for one, _ in parts]
             if "northward" in names[0] or "eastward" in names[1]:
                 raise InputError(f"{where}: {field.name} takes the eastward part first; turn {', '.join(field.keys)}")
-            whole = vectors_of(*cells, *(one.ravel() for one in np.meshgrid(*found[0][0].grid[:2], indexing="ij")))
+            whole = vectors_of(*cells, *(one.ravel() for one in np.meshgrid(*parts[0][0].grid[:2], indexing="ij")))
         else:
             whole = stack_rows(cells, field)
         values = mesh.values(whole)

@@ -26,7 +26,7 @@ KNOWN = {*(CODECS + "bytes transpose sharding_indexed vlen-utf8").split()}
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Variable:
-    """Variable of a file, ``[time,] latitude, longitude``; frames are read one by one."""
+    """Variable as ``[time,] latitude, longitude``, read frame by frame."""
 
     data: Any
     where: str
@@ -46,7 +46,7 @@ class Variable:
 
 
 def open_data(path: Path) -> Any:
-    """Return the data set of a file, of which only axes are read."""
+    """Return the data set of a file; only axes are read."""
     try:
         import xarray
     except ImportError as error:
@@ -110,7 +110,7 @@ def _axis(one: Any, name: str, where: str) -> str:
 
 
 def _hours(time: Any, where: str) -> tuple[Array, str]:
-    """Return hours since 1970 and the calendar; InputError for times out of order."""
+    """Return hours since 1970 and the calendar."""
     values, calendar = time.values, str(time.encoding.get("calendar", "standard"))
     if values.dtype.kind == "M":
         hours = (values - np.datetime64("1970-01-01")) / np.timedelta64(1, "h")

@@ -159,7 +159,7 @@ def with_volumes(
     weights: Float[Array, " members"],
     climatologies: Mapping[str, Array],
 ) -> TargetEvaluation:
-    """Return the evaluation with scores that are weighted by the volumes of nodes."""
+    """Return the evaluation with scores weighted by volumes of nodes."""
     use, name = outputs.usable(target), target.field.name
     usual = outputs.weights.get(f"{CLIMATOLOGY}{name}")
     if usual is None and {*outputs.nodes_per_graph.tolist()} == {len(climatologies.get(name, ()))}:
@@ -180,7 +180,7 @@ def with_volumes(
 def climatologies_of(
     store: GraphStore, train: Int[np.ndarray, " graphs"], targets: Sequence[Target]
 ) -> dict[str, Array]:
-    """Return the training mean of every node; empty where graphs differ in their nodes."""
+    """Return training means by node; empty where graphs have other nodes."""
     fields, sizes = {field.name for field in store.fields()}, store.sizes().nodes
     if VOLUME not in fields or len({*sizes.tolist()}) > 1 or not len(train):
         return {}
