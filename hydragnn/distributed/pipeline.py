@@ -20,7 +20,7 @@ from hydragnn.base.errors import InputError
 from hydragnn.distributed.mesh import Mesh
 from hydragnn.graphs.batch import GraphBatch, edge_vectors
 from hydragnn.kernels import first_derivatives
-from hydragnn.layers import MessageGraph, States
+from hydragnn.layers import Checkpointed, MessageGraph, States
 from hydragnn.models import BranchedModel, Distribution, GraphModel, Point
 from hydragnn.models.graph_model import Predicted, energy_derivatives, energy_seed, gradients_of, tied
 from hydragnn.training.executor import EagerSteps, Part
@@ -232,10 +232,12 @@ class Pipeline:
                 stack.enter_context(first_derivatives())
             vectors: Sequence[Tensor | None] = one.vectors or [model.edge_vectors(batch)]
             earlier, graph = from_travellers(one.arrivals, model.message_graph(batch, *vectors, derived_once=once))
-            if model.description.model.checkpoint_activations:
+            if model.description.model.checkpoint_activations and not has_forces:
                 graph.prepare()
             states = earlier[-1] if earlier else model.encoder.embed(model.node_inputs(batch), graph)
             layers = [model.encoder.layers[number] for number in self.chunks[chunk]]
+            if has_forces:  # chunks are computed again, not layers
+                layers = [each.layer if isinstance(each, Checkpointed) else each for each in layers]
             of_layers, one.graph = model.after_layers(states, layers, graph, earlier), graph
             if self.is_last(chunk):
                 final = model.final_states(of_layers, graph)

@@ -1,14 +1,12 @@
 """Peak memory of stages that train on forces beside fully sharded training, seen from outside the ranks.
 
-    python -m tests.benchmarks.bench_stage_memory [--ranks 2 4] [--sizes activations weights]
+    python -m tests.benchmarks.bench_stage_memory
 
-Ranks are processes that train SchNet by the package's own loop, on energies, forces and stress of rattled crystals, in single precision. This program
-reads ``/proc/PID/status`` of each: the resident set after a training of a tiny model, and its peak over three steps and a validation. A figure is
-the difference, of the rank with the largest. A part has equally many graphs in all layouts: a rank of ``shard`` computes its share of the batch at
-once, or in halves, and stages compute as many parts as all of these.
+Ranks are processes that train SchNet on energies, forces and stress of rattled crystals, in single precision. This program reads ``/proc/PID/status``
+of each: the resident set after a training of a tiny model, and its peak over three steps and a validation. A figure is the largest difference of a
+rank. Parts have equally many graphs: a rank of ``shard`` computes its share at once, or in halves, and stages compute as many parts as all of these.
 """
 
-import argparse
 import json
 import os
 import socket
@@ -16,10 +14,10 @@ import subprocess
 import sys
 import tempfile
 import time
+from itertools import product
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[2]
 TINY = {"hidden_dim": 8, "num_layers": 4}
 SIZES = {"activations": {"hidden_dim": 128, "num_layers": 8}, "weights": {"hidden_dim": 1024, "num_layers": 8}}
 LAYOUTS: dict[str, tuple[str, int, bool]] = {
@@ -31,10 +29,7 @@ LAYOUTS: dict[str, tuple[str, int, bool]] = {
     "pipeline, computed twice, halves": ("pipeline", 2, True),
 }
 """Axis, parts of a rank's share, and ``checkpoint_activations``."""
-KEPT = {"MALLOC_MMAP_THRESHOLD_": "200000", "MALLOC_TRIM_THRESHOLD_": "200000", "OMP_NUM_THREADS": "1"}
-"""Variables of glibc, so that the resident set is what is in use."""
-GRAPHS = 8
-"""Graphs of a batch."""
+GRAPHS = 8  # of a batch
 
 
 def crystals(count: int, copies: int) -> Any:
@@ -52,14 +47,12 @@ def crystals(count: int, copies: int) -> Any:
         atoms = bulk("Cu", cubic=True) * ((copies,) * 3)
         atoms.positions += draw.normal(0, 0.05, atoms.positions.shape)
         graphs.append(from_ase(atoms, cutoff=5.0))
-    batch, fields = concatenate(graphs), []
-    for name, on, parity in (
-        ("energy", "graph", "scalar"),
-        ("forces", "node", "vector"),
-        ("stress", "graph", "tensor"),
-    ):
-        shape = {"scalar": (), "vector": (3,), "tensor": (3, 3)}[parity]
-        fields.append(Field(name=name, on=on, shape=shape, parity=parity, role="target", dtype="float64"))
+    batch, own = concatenate(graphs), {"role": "target", "dtype": "float64"}
+    fields = [
+        Field(name="energy", on="graph", **own),
+        Field(name="forces", on="node", shape=(3,), parity="vector", **own),
+        Field(name="stress", on="graph", shape=(3, 3), parity="tensor", **own),
+    ]
     labels = {one.name: torch.from_numpy(draw.normal(size=(batch.num_items(one.on), *one.shape))) for one in fields}
     labels["stress"] += labels["stress"].mT.clone()
     return MemoryStore(batch.with_fields(labels, fields=fields))
@@ -96,21 +89,19 @@ def train_as_rank(size: str, layout: str, ranks: int, folder: Path) -> None:
         train(configuration(TINY, layout, ranks), folder / "tiny", store=store)
         print("READY", flush=True)
         sys.stdin.readline()
-        begin = time.perf_counter()
+        begin = time.process_time()
         record = train(configuration(SIZES[size], layout, ranks), folder / "run", store=store)
-        found = record.parameters, record.curves["train/loss"][-1], time.perf_counter() - begin
+        found = [record.parameters, record.curves["train/loss"][-1], time.process_time() - begin]
         print("DONE", json.dumps(found), flush=True)
         sys.stdin.readline()
 
 
-def wait_for(process: "subprocess.Popen[str]", word: str) -> str:
+def wait_for(process: Any, word: str) -> str:
     """Return what follows a word in the output of a rank."""
-    assert process.stdout is not None
-    return next(line for line in process.stdout if line.startswith(word)).removeprefix(word)
+    return str(next(line for line in process.stdout if line.startswith(word))).removeprefix(word)
 
 
-def resident(process: "subprocess.Popen[str]", key: str) -> int:
-    """Return bytes of another process: VmRSS now, or VmHWM at most."""
+def resident(process: Any, key: str) -> int:
     lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{key}:"))
 
@@ -120,14 +111,13 @@ def measured(size: str, layout: str, ranks: int) -> tuple[float, float, float, f
     with tempfile.TemporaryDirectory() as folder, socket.create_server(("127.0.0.1", 0)) as free:
         port = str(free.getsockname()[1])
         free.close()
-        common = {**os.environ, **KEPT, "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        common = {**os.environ, "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        common |= {"MALLOC_MMAP_THRESHOLD_": "200000", "MALLOC_TRIM_THRESHOLD_": "200000", "OMP_NUM_THREADS": "1"}
         words = [sys.executable, "-m", "tests.benchmarks.bench_stage_memory", size, layout, str(ranks), folder]
-        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "cwd": ROOT}
+        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
         own = [{**common, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
         processes = [subprocess.Popen(words, env=one, **pipes) for one in own]
-        for process in processes:
-            wait_for(process, "READY")
-        bases = [resident(process, "VmRSS") for process in processes]
+        bases = [wait_for(process, "READY") and resident(process, "VmRSS") for process in processes]
         for process in processes:
             Path(f"/proc/{process.pid}/clear_refs").write_text("5")
             print(file=process.stdin, flush=True)
@@ -142,19 +132,14 @@ def measured(size: str, layout: str, ranks: int) -> tuple[float, float, float, f
 
 def main() -> None:
     """Print a table of layouts."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--ranks", type=int, nargs="*", default=[2, 4])
-    parser.add_argument("--sizes", nargs="*", choices=[*SIZES], default=[*SIZES])
-    options = parser.parse_args()
-    print("| size | weights | ranks | layout | peak, MiB | over shard | s | loss |\n|---|---|---|---|---|---|---|---|")
-    for size in options.sizes:
-        for ranks in options.ranks:
-            baseline = 0.0
-            for layout in LAYOUTS:
-                peak, weights, loss, seconds = measured(size, layout, ranks)
-                baseline = baseline or peak
-                row = f"{peak / 2**20:.0f} | {peak / baseline:.2f} | {seconds:.1f} | {loss:.5f}"
-                print(f"| {size} | {weights:,} | {ranks} | {layout} | {row} |", flush=True)
+    print("| size | weights | ranks | layout | peak, MiB | over shard | CPU s of a rank | loss |\n" + "|---" * 8 + "|")
+    for size, ranks in product(SIZES, (2, 4)):
+        baseline = 0.0
+        for layout in LAYOUTS:
+            peak, weights, loss, seconds = measured(size, layout, ranks)
+            baseline = baseline or peak
+            row = f"{peak / 2**20:.0f} | {peak / baseline:.2f} | {seconds:.1f} | {loss:.5f}"
+            print(f"| {size} | {weights:,} | {ranks} | {layout} | {row} |", flush=True)
 
 
 if __name__ == "__main__":

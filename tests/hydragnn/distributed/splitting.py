@@ -16,20 +16,47 @@ from torch import Tensor
 
 from hydragnn.architectures import architectures
 from hydragnn.config import RunConfig
+from hydragnn.datasets import MemoryStore
 from hydragnn.distributed import join_ranks, leave
 from hydragnn.distributed.channels import Channels, split_channels
 from hydragnn.distributed.mesh import Mesh, make_mesh
 from hydragnn.distributed.pipeline import SharedSteps, make_pipeline
+from hydragnn.graphs import Field
+from hydragnn.graphs.atomic import from_ase
 from hydragnn.models import GraphModel
 from hydragnn.parallel import ParallelSettings
 from hydragnn.training.loss import loss_sums
-from tests.hydragnn.training.conftest import CHARGE, ENERGY, WITHOUT_FORCES, assembled, make_config
-from tests.hydragnn.training.worker import clusters
+from tests.hydragnn.training.conftest import (
+    CHARGE,
+    ENERGY,
+    PLAIN_ENERGY,
+    WITHOUT_FORCES,
+    assembled,
+    crystal,
+    make_config,
+)
+from tests.hydragnn.training.worker import FIELDS, clusters
 
 MULTIHEAD = {"global_attention": {"kind": "multihead", "heads": 2}}
 LINEAR = {"global_attention": {"kind": "linear", "heads": 2}}
 EQUIVARIANT = {"global_attention": {"kind": "equivariant", "heads": 2}}
 GRAPHS = clusters(12, related=True)
+STRESS_FIELD = Field(name="stress", on="graph", shape=(3, 3), parity="tensor", role="target", dtype="float64")
+STRESS = {**PLAIN_ENERGY, "loss": "mse", "forces": "forces", "stress": "stress"}
+
+
+def crystals(count: int) -> MemoryStore:
+    """Rattled cells of copper with labels of energy, forces and stress."""
+    fields = [*FIELDS[1:3], STRESS_FIELD]
+    graphs = []
+    for atoms in (crystal(seed) for seed in range(count)):
+        labels = {"energy": atoms.get_potential_energy(), "forces": atoms.get_forces()}
+        own = {name: torch.as_tensor(value, dtype=torch.float64) for name, value in labels.items()}
+        own |= {"energy": own["energy"].reshape(1), "stress": torch.as_tensor(atoms.get_stress(voigt=False))[None]}
+        graphs.append(from_ase(atoms, cutoff=3.0).with_fields(own, fields=fields))
+    return MemoryStore(graphs, {"cutoff": 3.0, "close_nuclei": True})
+
+
 BLIND = ("gin", "relational", "sage", "mfc")
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     **{kind: (kind, {}) for kind in sorted(architectures())},
@@ -63,8 +90,10 @@ def gradients(model: GraphModel, parts: Sequence[Any], targets: Any) -> tuple[fl
     return float(loss.detach()), dict(zip(names, whole))
 
 
-def one_rank(config: RunConfig, count: int = 1) -> tuple[Any, Any, Any, float, dict[str, Tensor]]:
-    run = assembled(config, GRAPHS, parts=count)
+def one_rank(
+    config: RunConfig, count: int = 1, graphs: MemoryStore = GRAPHS
+) -> tuple[Any, Any, Any, float, dict[str, Tensor]]:
+    run = assembled(config, graphs, parts=count)
     model, targets, parts = run.state.model, run.data.targets, next(iter(run.data.epoch(0))).parts
     assert len(parts) == count
     for weight in model.parameters():
@@ -108,6 +137,8 @@ STAGES: dict[str, tuple[str, dict[str, Any], int]] = {
 WITH_FORCES: dict[str, tuple[str, dict[str, Any], int]] = {
     **{f"{name} on forces": case for name, case in STAGES.items() if case[2] == 1 and case[0] not in BLIND},
     "painn on forces, computed twice": ("painn", {"checkpoint_activations": True, "num_layers": 3}, 1),
+    "mace on stress": ("mace", {}, 1),
+    "schnet on stress, computed twice": ("schnet", {"checkpoint_activations": True}, 1),
     "schnet beside equivariant attention on forces": ("schnet", {**EQUIVARIANT, "num_layers": 2}, 1),
     "equivariant transformer on forces, in chunks": ("equivariant_transformer", {"num_layers": 5}, 2),
 }
@@ -117,7 +148,8 @@ STAGES |= WITH_FORCES
 
 def compare_stages(kind: str, changes: dict[str, Any], chunks: int, mesh: Mesh, **heads: Any) -> dict[str, Any]:
     """Return relative errors of two stages, and the share of weights that the larger one holds."""
-    model, targets, parts, _, whole = one_rank(configuration(kind, changes, **heads), 3)
+    graphs = crystals(12) if heads == {"heads": [STRESS]} else GRAPHS
+    model, targets, parts, _, whole = one_rank(configuration(kind, changes, **heads), 3, graphs)
     with torch.no_grad():
         expected = model(parts[0])
     pipeline = make_pipeline(model, mesh, chunks, torch.device("cpu"))
@@ -136,6 +168,11 @@ def compare_stages(kind: str, changes: dict[str, Any], chunks: int, mesh: Mesh, 
     differences = [float((one.mean - expected[name].mean).abs().max()) for name, one in predictions.items()]
     held = bool((names.sum(0) == 1).all())
     return {"gradient": gradient, "predictions": max(differences, default=0.0), "held once": held, "share": share}
+
+
+def heads_of(name: str) -> dict[str, Any]:
+    """Return heads of a case of stages."""
+    return {"heads": [STRESS]} if "stress" in name else {} if name in WITH_FORCES else {"heads": WITHOUT_FORCES}
 
 
 def check_derivatives(mesh: Mesh) -> None:
@@ -169,10 +206,7 @@ def main() -> int:
         check_derivatives(mesh)
         result = {name: compare(kind, changes, mesh) for name, (kind, changes) in CASES.items()}
         mesh = make_mesh(ParallelSettings(pipeline=2), ranks)
-        result["stages"] = {
-            name: compare_stages(*case, mesh, **({} if name in WITH_FORCES else {"heads": WITHOUT_FORCES}))
-            for name, case in STAGES.items()
-        }
+        result["stages"] = {name: compare_stages(*case, mesh, **heads_of(name)) for name, case in STAGES.items()}
         if ranks.first:
             out.write_text(json.dumps(result))
     return 0
