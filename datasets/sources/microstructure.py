@@ -98,6 +98,8 @@ class MicrostructureBuild(BuildSettings):
         from hydragnn.graphs.mesoscale import from_labels
 
         periodic = self.periodic if isinstance(self.periodic, list) else [self.periodic] * one.phase.ndim
+        if len(periodic) != one.phase.ndim:
+            raise InputError(f"{path} has {one.phase.ndim} axes; periodic has {len(periodic)}")
         numbers = [int(number) for number in np.unique(one.phase) if number > 0]
         names = {number: one.names.get(number, str(number)) for number in numbers}
         if set(names.values()) - {*(self.phases or [])} and (self.phases or len(names) > 1):
@@ -136,14 +138,17 @@ class MicrostructureBuild(BuildSettings):
     def group(self, name: str, group: str | None, path: Path) -> str:
         """Return the Laue group of a phase: the user's, else the file's."""
         own = self.symmetry.get(name) if isinstance(self.symmetry, dict) else self.symmetry
-        if (own or group) not in LAUE:
-            what = f"is {own!r}" if own else "is not in the file"
+        stray = not own and isinstance(self.symmetry, dict) and {*self.symmetry} - {*(self.phases or [])}
+        if stray or (own or group) not in LAUE:
+            what = f"is {own!r}" if own else f"is not that of {stray}" if stray else "is not in the file"
             example = f'symmetry = "m-3m", or {{ "{name}" = "m-3m" }}, out of {", ".join(LAUE)}'
             raise InputError(f"{path}: the symmetry of phase {name} {what}; say {example}")
         return str(own or group)
 
     def steps(self, stated: list[float]) -> list[float]:
         """Return the distances of points: the user's, else the file's."""
+        if isinstance(self.spacing, list) and len(self.spacing) != len(stated):
+            raise InputError(f"spacing has {len(self.spacing)} lengths; give {len(stated)}, or one")
         steps = [float(one) for one in np.broadcast_to(stated if self.spacing is None else self.spacing, len(stated))]
         if not all(0 <= one < np.inf for one in steps):
             raise InputError(f"spacing = {steps} are no lengths; give one, or one for each axis")
@@ -215,9 +220,10 @@ def _on_grid(
     if odd := [one for one in np.unique(table[:, 5]) if not (one <= 0 or one in names)]:
         raise InputError(f"{path}: points have phase {odd[0]:g}, and its header lists {[*names]}; correct one of them")
     low, extent, unit = table[:, :2].min(axis=0), np.ptp(table[:, :2], axis=0), np.array(steps) * [1 - hexagonal / 2, 1]
-    if len(counts) < 2 and not unit.all():
+    counts = counts if len(counts) > 1 else []
+    if not counts and not unit.all():
         raise InputError(f"{path} states neither the counts nor the steps of its points; say spacing")
-    columns, rows, others = (*counts, *counts[:1])[:3] if len(counts) > 1 else (0, 0, 0)
+    columns, rows, others = (*counts, *counts[:1])[:3] if counts else (0, 0, 0)
     if counts and (points := (rows + 1) // 2 * columns + rows // 2 * others) != len(table):
         raise InputError(f"{path} has {len(table):,} points, and its header counts {points:,}; export it again")
     spans = np.array([max(2 * columns - 2, 2 * others - 1) if hexagonal else columns - 1, rows - 1])
@@ -253,20 +259,17 @@ def read_dream3d(path: Path, settings: MicrostructureBuild) -> GrainMap:
         if len(cells) != 1:
             what = f"{len(images)} images, and {len(cells)} groups of cells with FeatureIds or EulerAngles"
             raise InputError(f"{path} has {what}; write one into a file")
-        entries = {
-            key.strip("_"): one for key, one in {**images[0].get("_SIMPL_GEOMETRY", {}), **images[0].attrs}.items()
-        }
-        size, steps = (
-            [int(one) for one in entries["DIMENSIONS"]],
-            [float(one) for one in entries.get("SPACING", [0] * 3)],
-        )
+        stated = {**images[0].get("_SIMPL_GEOMETRY", {}), **images[0].attrs}
+        entries = {key.strip("_"): one for key, one in stated.items()}
+        size = [int(one) for one in entries["DIMENSIONS"]]
+        steps = settings.steps([float(one) for one in entries.get("SPACING", [0] * 3)])
         for key, width in {"FeatureIds": 1, "EulerAngles": 3, "Phases": 1}.items():
             shape, expected = cells[0][key].shape if key in cells[0] else None, (*size[::-1], width)
             if shape and expected not in (shape, (*shape, 1)):
                 raise InputError(f"{path}: {key} has shape {shape}, and its geometry says {expected}; write it again")
             arrays.append(cells[0][key][()].reshape(expected).transpose(2, 1, 0, 3).squeeze() if shape else None)
         structures = [one["CrystalStructures"][()].ravel().tolist() for one in own if "CrystalStructures" in one]
-    if not all(steps := settings.steps(steps)):
+    if not all(steps):
         raise InputError(f"{path} does not state the lengths of its voxels; say spacing")
     ids, angles, phase = arrays
     phase = np.ones(ids.shape if angles is None else angles.shape[:-1], dtype=np.int64) if phase is None else phase

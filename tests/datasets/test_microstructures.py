@@ -24,18 +24,10 @@ from hydragnn.graphs.orientations import (
 from tests.datasets.conftest import built, refused
 
 TWIN = np.degrees(Rotation.from_axes_angles([1, 1, 1], np.pi / 3).to_euler())[0]
-IN_TSL = """# TEM_PIXperUM 1.0
-# Phase 1
-# MaterialName  \tNickel
-# Symmetry              43
-# GRID: {grid}
-# XSTEP: {step}
-# YSTEP: {rows}
-# NCOLS_ODD: {odd}
-# NCOLS_EVEN: {even}
-# NROWS: {count}
-#
-"""
+IN_TSL = (
+    "# TEM_PIXperUM 1.0\n# Phase 1\n# MaterialName  \tNickel\n# Symmetry              43\n# GRID: {grid}\n# XSTEP: {step}\n"
+    "# YSTEP: {rows}\n# NCOLS_ODD: {odd}\n# NCOLS_EVEN: {even}\n# NROWS: {count}\n#\n"
+)
 PHASE = "3.5;3.5;3.5\t90;90;90\tNickel\t11\t225\n"
 IN_CTF = "Channel Text File\nAuthor\tB\u00e4r \u00b5m\nXCells\t{0}\nYCells\t{1}\nXStep\t{2}\nYStep\t{2}\nEuler angles refer to Sample\nPhases\t{3}\n{4}"
 COLUMNS = "Phase\tX\tY\tBands\tError\tEuler1\tEuler2\tEuler3\tMAD\tBC\tBS\n"
@@ -50,27 +42,23 @@ def bicrystal(columns: int = 6, rows: int = 4) -> np.ndarray:
     return angles
 
 
-def ctf(
-    path: Path, angles: np.ndarray, phase: Any = 1, step: float = 0.5, phases: str = PHASE, order: Any = None
-) -> str:
+def ctf(path: Path, angles: np.ndarray, phase: Any = 1, phases: str = PHASE, order: Any = None) -> str:
     """Write a .ctf as AZtec does."""
     x = np.indices(angles.shape[:2])[0]
     phase = np.broadcast_to(phase, x.shape)
     rows = [
-        f"{phase[i, j]}\t{i * step:.4f}\t{j * step:.4f}\t8\t0\t{a:.5f}\t{b:.5f}\t{c:.5f}\t0.4\t99\t99"
+        f"{phase[i, j]}\t{i / 2:.4f}\t{j / 2:.4f}\t8\t0\t{a:.5f}\t{b:.5f}\t{c:.5f}\t0.4\t99\t99"
         for j in range(x.shape[1])
         for i in range(x.shape[0])
         for a, b, c in [angles[i, j]]
     ]
     rows = rows if order is None else [rows[k] for k in order]
-    text = IN_CTF.format(*x.shape, step, phases.count("\n"), phases) + COLUMNS + "\n".join(rows) + "\n"
+    text = IN_CTF.format(*x.shape, 0.5, phases.count("\n"), phases) + COLUMNS + "\n".join(rows) + "\n"
     path.write_bytes(text.encode("latin-1"))
     return text
 
 
-def ang(
-    path: Path, angles: np.ndarray, phase: int = 0, hexagonal: bool = False, head: str = IN_TSL, ci: float = 0.9
-) -> str:
+def ang(path: Path, angles: np.ndarray, hexagonal: bool = False) -> str:
     """Write an .ang as OIM does; rows of a hexagonal grid lose a point each."""
     (columns, count), step, lines = angles.shape[:2], 0.5, []
     for j in range(count):
@@ -78,10 +66,10 @@ def ang(
         for i in range(columns - shift):
             a, b, c = np.radians(angles[i, j])
             x, y = (i + shift / 2) * step, j * step * (0.8660254 if hexagonal else 1)
-            lines.append(f"  {a:.5f}  {b:.5f}  {c:.5f}  {x:.5f}  {y:.5f} 99.0  {ci:.3f}  {phase}  1  0.5")
+            lines.append(f"  {a:.5f}  {b:.5f}  {c:.5f}  {x:.5f}  {y:.5f} 99.0  0.900  0  1  0.5")
     rows = 0.433013 if hexagonal else step
     form = {"grid": "HexGrid" if hexagonal else "SqrGrid", "step": step, "rows": rows, "odd": columns}
-    text = head.format(**form, even=columns - hexagonal, count=count) + "\n".join(lines) + "\n"
+    text = IN_TSL.format(**form, even=columns - hexagonal, count=count) + "\n".join(lines) + "\n"
     path.write_text(text)
     return text
 
@@ -113,9 +101,8 @@ def build(folder: Path, file: str, **table: Any) -> GraphBatch:
 
 def check_bicrystal(graph: GraphBatch, length: float, volume: float) -> None:
     assert graph.num_nodes == 2 and graph.num_edges == 2
-    assert graph["area"].tolist() == pytest.approx([length] * 2) and graph["volume"].tolist() == pytest.approx(
-        [volume] * 2
-    )
+    assert graph["area"].tolist() == pytest.approx([length] * 2)
+    assert graph["volume"].tolist() == pytest.approx([volume] * 2)
     assert graph["misorientation"].tolist() == pytest.approx([60.0, 60.0], abs=2e-3)
     assert [CHARACTERS[one] for one in graph["character"]] == ["sigma 3"] * 2
 
@@ -145,6 +132,15 @@ def test_disorientations_are_those_of_orix(laue: str) -> None:
     assert disorientation(turns[:100], product(rotations_of(laue)[-1], turns[:100]), laue) == pytest.approx(0, abs=1e-5)
     moved = product(rotations_of(laue)[-1], turns)
     assert orientation_features(moved, laue) == pytest.approx(orientation_features(turns, laue), abs=1e-12)
+
+
+def test_features_are_those_of_the_crystals_axis_in_the_sample() -> None:
+    crystals = Rotation.random(5)
+    axis = crystals.to_matrix().transpose(0, 2, 1)[:, :, 2]  # orix turns the sample into the crystal
+    features = orientation_features(crystals.data, "6/mmm")
+    assert features[:, 0] == pytest.approx(axis[:, 0] ** 4) and features[:, 1] == pytest.approx(
+        axis[:, 0] ** 3 * axis[:, 1]
+    )
 
 
 def test_between_phases_both_symmetries_count() -> None:
@@ -212,75 +208,25 @@ def test_hexagonal_grids_have_six_neighbours(tmp_path: Path) -> None:
     assert gaps == pytest.approx(0.5, abs=1e-4)
 
 
-TESS = """***tess
- **format
-   3.5
- **general
-   2 standard
- **cell
-  2
-  *crysym
-   cubic
-  *ori
-   rodrigues:passive
-   0.0 0.0 0.0
-   0.333333333333 0.333333333333 0.333333333333
- **vertex
- 6
-   1 0 0 0 0
-   2 1 0 0 0
-   3 3 0 0 0
-   4 0 1 0 0
-   5 1 1 0 0
-   6 3 1 0 0
- **edge
- 0
- **face
- 2
-   1 4 1 2 5 4
-     4 1 2 3 4
-    0 0 0 1
-     0 -1 0 0 0
-   2 4 2 3 6 5
-     4 5 6 7 2
-    0 0 0 1
-     0 -1 0 0 0
- **domain
-  *general
-   cube
-  *face
-   1
-***end
-"""
+TESS = (
+    "***tess\n **format\n 3.5\n **general\n 2 standard\n **cell\n  2\n  *crysym\n  cubic\n  *ori\n  rodrigues:passive\n"
+    "  0.0 0.0 0.0\n  0.333333333333 0.333333333333 0.333333333333\n **vertex\n6\n1 0 0 0 0\n2 1 0 0 0\n3 3 0 0 0\n"
+    "4 0 1 0 0\n5 1 1 0 0\n6 3 1 0 0\n **edge\n 0\n **face\n 2\n1 4 1 2 5 4\n4 1 2 3 4\n0 0 0 1\n0 -1 0 0 0\n"
+    "2 4 2 3 6 5\n4 5 6 7 2\n0 0 0 1\n0 -1 0 0 0\n **domain\n  *general\n   cube\n  *face\n   1\n***end\n"
+)
 
 
-def cube(cells: int = 2) -> str:
+def cube() -> str:
     """Return a .tess of two unit cubes on top of each other, twins."""
     points = [(x, y, z) for z in range(3) for y in range(2) for x in range(2)]
-    floors = [[4 * z + k for k in (1, 2, 4, 3)] for z in range(3)]
-    walls = [
-        [4 * z + a, 4 * z + b, 4 * z + b + 4, 4 * z + a + 4]
-        for z in range(2)
-        for a, b in ((1, 2), (2, 4), (4, 3), (3, 1))
-    ]
-    faces = floors + walls
-    lines = [
-        "***tess",
-        "**format",
-        "3.4",
-        "**general",
-        "3 standard",
-        "**cell",
-        str(cells),
-        "*ori",
-        "quaternion:passive",
-        "1 0 0 0",
-    ]
-    lines += ["0.8660254 0.28867513 0.28867513 0.28867513", "**vertex", "12"]
-    lines += [f"{number} {x} {y} {z} 0" for number, (x, y, z) in enumerate(points, 1)] + ["**edge", "0", "**face", "11"]
-    lines += [f"{n} 4 {' '.join(map(str, one))}\n4 1 2 3 4\n0 0 0 1\n0 0 0 0 0" for n, one in enumerate(faces, 1)]
-    lines += ["**polyhedron", "2", "1 6 -1 2 4 5 6 7", "2 6 -2 3 8 9 10 11", "***end", ""]
-    return "\n".join(lines)
+    pairs = ((1, 2), (2, 4), (4, 3), (3, 1))
+    faces = [[4 * z + k for k in (1, 2, 4, 3)] for z in range(3)]
+    faces += [[4 * z + a, 4 * z + b, 4 * z + b + 4, 4 * z + a + 4] for z in range(2) for a, b in pairs]
+    head = "***tess\n**general\n3 standard\n**cell\n2\n*ori\nquaternion:passive\n1 0 0 0\n.8660254 .28867513 .28867513 .28867513\n"
+    vertices = [f"{number} {x} {y} {z} 0" for number, (x, y, z) in enumerate(points, 1)]
+    sides = [f"{n} 4 {' '.join(map(str, one))}\n4 1 2 3 4\n0 0 0 1\n0 0 0 0 0" for n, one in enumerate(faces, 1)]
+    solids = ["**polyhedron", "2", "1 6 -1 2 4 5 6 7", "2 6 -2 3 8 9 10 11", "***end", ""]
+    return head + "\n".join(["**vertex", "12", *vertices, "**edge", "0", "**face", "11", *sides, *solids])
 
 
 def test_cells_of_neper(tmp_path: Path) -> None:
@@ -340,7 +286,7 @@ AS_WRITTEN: dict[str, tuple[str, Callable[[str], str], dict[str, Any]]] = {
     "phase 1": ("ang", lambda text: text.replace("0.900  0", "0.900  1"), {}),
     "a phase that no point has": ("ctf", lambda text: text.replace("Phases\t1\n", "Phases\t2\n" + PHASE), {}),
     "blanks for tabs": ("ctf", lambda text: text[:200] + text[200:].replace("\t", "  "), {}),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", AS_WRITTEN)
@@ -357,93 +303,35 @@ def half(text: str) -> str:
 DAMAGED: dict[str, tuple[str, Callable[[str], str], dict[str, Any], str]] = {
     "truncated": ("ang", half, {}, "is damaged or incomplete"),
     "a line is missing": ("ang", lambda text: text[: text.rindex("  ", 0, -80)] + "\n", {}, "is damaged or incomplete"),
-    "more points counted": (
-        "ctf",
-        lambda text: text.replace("YCells\t4", "YCells\t5"),
-        {},
-        "has 24 points, and its header counts 30",
-    ),
-    "wrong phase": (
-        "ctf",
-        lambda text: text.replace("\n1\t1.0000\t0.5000", "\n7\t1.0000\t0.5000"),
-        {},
-        "points have phase 7, and its header lists [1]",
-    ),
-    "no number": (
-        "ctf",
-        lambda text: text.replace("\t30.00000", "\tnan", 1),
-        {},
-        "an indexed point has the Euler angle nan",
-    ),
+    "more points counted": ("ctf", lambda text: text.replace("YCells\t4", "YCells\t5"), {}, "has 24 points, and its header counts 30"),
+    "wrong phase": ("ctf", lambda text: text.replace("\n1\t1.0000\t0.5000", "\n7\t1.0000\t0.5000"), {}, "points have phase 7, and its header lists [1]"),
+    "no number": ("ctf", lambda text: text.replace("\t30.00000", "\tnan", 1), {}, "an indexed point has the Euler angle nan"),
     "radians": ("ctf", lambda text: re.sub(r"\t\d+\.(\d{5})", r"\t0.\1", text), {}, "hardly in degrees; say degrees"),
-    "degrees in .ang": (
-        "ang",
-        lambda text: text.replace("  0.52360", "  30.00000"),
-        {},
-        "hardly in radians; say degrees",
-    ),
-    "another step": (
-        "ang",
-        lambda text: text.replace("XSTEP: 0.5", "XSTEP: 0.7"),
-        {},
-        "not one each on the square grid",
-    ),
+    "degrees in .ang": ("ang", lambda text: text.replace("  0.52360", "  30.00000"), {}, "hardly in radians; say degrees"),
+    "another step": ("ang", lambda text: text.replace("XSTEP: 0.5", "XSTEP: 0.7"), {}, "not one each on the square grid"),
     "the user's step": ("ctf", str, {"spacing": 0.3}, "not one each on the square grid"),
     "hexagonal": ("ang", lambda text: text.replace("SqrGrid", "HexGrid"), {}, "not one each on the hexagonal grid"),
-    "one point twice": (
-        "ctf",
-        lambda text: text.replace("1\t0.5000\t0.0000", "1\t0.0000\t0.0000"),
-        {},
-        "not one each on the square grid",
-    ),
-    "no grid": (
-        "ang",
-        lambda text: text[text.rindex("#") + 1 :],
-        {"symmetry": "m-3m"},
-        "neither the counts nor the steps of its points; say spacing",
-    ),
-    "no symmetry": (
-        "ang",
-        lambda text: text.replace("Symmetry ", "Sym"),
-        {},
-        "the symmetry of phase Nickel is not in the file; say symmetry =",
-    ),
+    "one point twice": ("ctf", lambda text: text.replace("1\t0.5000\t0.0000", "1\t0.0000\t0.0000"), {}, "not one each on the square grid"),
+    "no grid": ("ang", lambda text: text[text.rindex("#") + 1 :], {"symmetry": "m-3m"}, "neither the counts nor the steps of its points; say spacing"),
+    "no symmetry": ("ang", lambda text: text.replace("Symmetry ", "Sym"), {}, "the symmetry of phase Nickel is not in the file; say symmetry ="),
     "no such symmetry": ("ang", str, {"symmetry": "m3m"}, "the symmetry of phase Nickel is 'm3m'"),
-    "two phases": (
-        "ctf",
-        lambda text: text.replace("Phases\t1\n", "Phases\t2\n" + PHASE.replace("Nickel", "B")).replace(
-            "\n1\t0.0000", "\n2\t0.0000"
-        ),
-        {},
-        "has the phases ['B', 'Nickel']; say phases",
-    ),
+    "two phases": ("ctf", lambda text: text.replace("Phases\t1\n", "Phases\t2\n" + PHASE.replace("Nickel", "B")).replace("\n1\t0.0000", "\n2\t0.0000"), {}, "has the phases ['B', 'Nickel']; say phases"),
+    "a name that no phase has": ("ctf", str, {"symmetry": {"Nickle": "m-3m"}}, "the symmetry of phase Nickel is not that of {'Nickle'}"),
+    "axes of space": ("ctf", str, {"spacing": [0.5, 0.5, 0.5]}, "spacing has 3 lengths; give 2, or one"),
+    "axes that repeat": ("ctf", str, {"periodic": [True, True, True]}, "has 2 axes; periodic has 3"),
+    "spacing of cells": ("tess", str, {"spacing": 1.0}, "spacing and periodic are for maps"),
     "no columns": ("ctf", lambda text: text.replace("Phase\tX", "Ph\tX"), {}, "no line of columns"),
     "nothing indexed": ("ctf", lambda text: text.replace("\n1\t", "\n0\t"), {}, "has no grain"),
     "a section is missing": ("tess", lambda text: text.replace("**vertex", "**vertices"), {}, "lacks **vertex"),
     "cut tessellation": ("tess", half, {}, "lacks ***end"),
     "periodic": ("tess", lambda text: text.replace("***end", "**periodicity\n***end"), {}, "is periodic"),
-    "a cell too many": (
-        "tess",
-        lambda text: text.replace("**cell\n  2", "**cell\n  3"),
-        {},
-        "has 2 cells, and counts 3",
-    ),
+    "a cell too many": ("tess", lambda text: text.replace("**cell\n  2", "**cell\n  3"), {}, "has 2 cells, and counts 3"),
     "unknown orientations": ("tess", lambda text: text.replace("rodrigues", "rotmat"), {}, "3 numbers of rotmat"),
-    "sets overlap": (
-        "inp",
-        lambda text: text + "*Elset, elset=ALL, generate\n1, 3, 1\n",
-        {},
-        "is in the sets ['GRAIN-1', 'ALL'], not in one",
-    ),
-    "elements are left out": (
-        "inp",
-        lambda text: text.replace("1, 2\n*Elset", "1\n*Elset"),
-        {},
-        "is in the sets [], not in one",
-    ),
+    "sets overlap": ("inp", lambda text: text + "*Elset, elset=ALL, generate\n1, 3, 1\n", {}, "is in the sets ['GRAIN-1', 'ALL'], not in one"),
+    "elements are left out": ("inp", lambda text: text.replace("1, 2\n*Elset", "1\n*Elset"), {}, "is in the sets [], not in one"),
     "several parts": ("inp", lambda text: text + "*Node\n1, 0, 0, 0\n", {}, "several blocks or files of them"),
     "unknown elements": ("inp", lambda text: text.replace("C3D8", "C3D99"), {}, "is damaged or incomplete"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", DAMAGED)
@@ -468,3 +356,22 @@ def test_hdf5_that_lies_is_refused(changes: dict[str, Any], words: str, tmp_path
         refused(tmp_path, words, kind="microstructure", files=["a.dream3d"])
     (tmp_path / "a.dream3d").write_bytes((tmp_path / "a.dream3d").read_bytes()[:3000])
     refused(tmp_path, "is damaged or incomplete", kind="microstructure", files=["a.dream3d"])
+
+
+def test_phases_have_classes_and_boundaries_between_them_a_character(tmp_path: Path) -> None:
+    phase = np.ones((6, 4), dtype=int)
+    phase[3:] = 2
+    ctf(tmp_path / "a.ctf", bicrystal(), phase, PHASE + "3.2;3.2;5.2\t90;90;120\tTitan \u00b5, alpha\t9\t194\n")
+    graph = build(tmp_path, "a.ctf", phases=["Titan \u00b5, alpha", "Nickel"])
+    assert (
+        graph["phase"].tolist() == [1, 0] and [CHARACTERS[one] for one in graph["character"]] == ["between phases"] * 2
+    )
+
+
+def test_grains_of_dream3d_stay(tmp_path: Path) -> None:
+    ids = np.ones((4, 4, 3), dtype=int)
+    ids[2:], ids[0, 0, 0] = 7, 0
+    for angles in (None, np.stack([bicrystal(4, 4)] * 3, axis=2)):
+        dream3d(tmp_path / "a.dream3d", angles, ids)
+        graph = build(tmp_path, "a.dream3d")
+        assert graph["volume"].tolist() == [11.5, 12.0] and ("misorientation" in graph.fields) == (angles is not None)
