@@ -31,8 +31,7 @@ GROWTH = 1.5  # of the volume: it would be another crystal
 GAP = 0.5  # meV, of what rounding and interpolation leave of acoustic branches at the origin, and of imaginary modes
 CUTOFF = 5.0  # Angstrom, of calculators, which do not say theirs, unless their supercell is given
 MESH, DIRECTIONS = 0.1, 1000  # 1/Angstrom between points of the density of states; directions for each momentum
-FLOOR = 0.01
-"""Share of the largest value: below it a spectrum is empty. Spreads have it in addition, as equal members may be wrong."""
+FLOOR = 0.01  # of the largest value: a spectrum is empty below. Spreads have it in addition: equal members may be wrong
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -43,22 +42,16 @@ class NeutronSpectrum:
     """Values of ``"dos"`` in modes per meV and atom, and of ``"intensity"`` in mbarn.
 
     ``[members, energies]``, the density of states, which adds up to 3; ``[members, momenta, energies]``, S(|Q|, E) per meV and atom."""
-    energies: Float[Array, " energies"]
-    """Middles of bins, meV."""
-    momenta: Float[Array, " momenta"]
-    """|Q|, 1/Angstrom."""
+    energies: Float[Array, " energies"]  # middles of bins, meV
+    momenta: Float[Array, " momenta"]  # |Q|, 1/Angstrom
     settings: Mapping[str, Any]
     """Arguments that give the same axes to a reference: ``neutron_spectrum(calculator, atoms, **settings)``."""
-    model: str
-    """Digest of the ensemble."""
+    model: str  # digest of the ensemble
     names: tuple[str, ...]
     weights: Float[Array, " members"]
-    cells: Float[Array, "members 3 3"]
-    """Relaxed cells, Angstrom."""
-    domain: str = ""
-    """Reason why the crystal is outside the training domain; empty for others."""
-    factors: Mapping[str, float] = field(default_factory=dict)
-    """Half widths of the band over the spread; empty before ``calibrated``."""
+    cells: Float[Array, "members 3 3"]  # relaxed, Angstrom
+    domain: str = ""  # reason why the crystal is outside the training domain
+    factors: Mapping[str, float] = field(default_factory=dict)  # half widths of the band over the spread
     level: float = math.nan
 
     def __str__(self) -> str:
@@ -92,9 +85,8 @@ class NeutronSpectrum:
         """
         if not pairs or not 0 < level < 1:
             raise InputError(f"{len(pairs)} crystals at level {level:g}; give one or more, and a level between 0 and 1")
-        for own, _ in pairs:
-            if own.model != self.model or (own.cells.shape == self.cells.shape and np.allclose(own.cells, self.cells)):
-                raise InputError("only spectra of the same ensemble on other crystals calibrate; leave this one out")
+        if any(one.model != self.model or np.array_equal(one.cells.round(3), self.cells.round(3)) for one, _ in pairs):
+            raise InputError("only spectra of the same ensemble on other crystals calibrate; leave this one out")
         scores = {what: np.concatenate([own._scores(truth, what) for own, truth in pairs]) for what in self.members}
         factors = {what: float(np.quantile(one, level)) for what, one in scores.items()}
         return replace(self, factors=factors, level=level)
@@ -138,7 +130,6 @@ class NeutronSpectrum:
         whole = self.mean("intensity").T
         middle.pcolormesh(self.momenta, self.energies, whole, shading="nearest", vmax=np.quantile(whole, 0.99))
         middle.set(xlabel="|Q|, 1/Å", ylabel="E, meV", title="S(|Q|, E)")
-        middle.axvline(self.momenta[cut], color="white", linestyle=":")
         first.set(title="density of states, 1/meV")
         last.set(title=f"S at |Q| = {self.momenta[cut]:.3g} 1/Å, mbarn/meV")
         for axes, what, row in ((first, "dos", slice(None)), (last, "intensity", cut)):
@@ -170,7 +161,6 @@ def neutron_spectrum(
 ) -> NeutronSpectrum:
     """Return the neutron spectrum of a crystal by every member.
 
-    It is the phonon density of states and the coherent one-phonon S(|Q|, E) of a powder.
     Each member relaxes the cell within its symmetry at ``pressure`` (GPa; None keeps the cell), and has force constants by finite displacements in
     ``supercell`` (repetitions; by default wider than twice the cutoff). ``energies`` are edges of bins in meV, ``momenta`` |Q| in 1/Angstrom, ``width`` the instrument's full
     width at half maximum in meV, ``temperature`` is in K. ``scattering_lengths`` in fm by element replace those of Sears (1992), as for isotopes.
@@ -182,19 +172,23 @@ def neutron_spectrum(
         from euphonic.powder import sample_sphere_structure_factor
     except ImportError as error:
         raise MissingPackageError("euphonic", "neutron", "a neutron spectrum") from error
-    if not (0 < width < math.inf and 0 < temperature < math.inf):
-        raise InputError(f"width {width:g} meV and temperature {temperature:g} K are not both above 0; correct them")
-    momenta = _axis("momenta", np.arange(0.25, 8.01, 0.25) if momenta is None else momenta)
-    energies = energies if energies is None else _axis("energies", energies)
+    numbers = [width, temperature, pressure or 0.0, *(scattering_lengths or {}).values()]
+    if not np.isfinite(numbers).all() or min(width, temperature) <= 0:
+        raise InputError("width, temperature, pressure and lengths are not all finite, or the first two not above 0")
+    momenta = _axis("momenta", np.arange(0.25, 8.01, 0.25) if momenta is None else momenta, 0.0, even=False)
+    energies = energies if energies is None else _axis("energies", energies, -1e-9, even=True)
     lengths = _lengths(atoms, scattering_lengths or {})
     model = Ensemble.load(model, torch.float64) if isinstance(model, str | Path) else model
+    if not isinstance(model, Ensemble | Calculator):
+        raise InputError(f"{model!r:.40} is no model; give a folder, a loaded ensemble, or a calculator of ASE")
     calculators, weights, cutoff = _potentials(model, CUTOFF if supercell is None else 0.0)
     if domain := model.predict([atoms]).domain[0] if isinstance(model, Ensemble) else "":
         print_note(f"the crystal is outside the training domain: {domain}")
     repeats, console = _repeats(atoms, cutoff, supercell), PlainConsole(stderr=True, work=True)
     show: dict[str, Any] = {"console": console, "transient": True, "disable": not console.is_terminal}
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "More than one OpenMP")  # euphonic then takes one thread
+        for words in ("More than one OpenMP", "primitive_matrix defaulted"):  # one thread; the primitive cell
+            warnings.filterwarnings("ignore", words)
         relaxed = (_relaxed(name, one, atoms, pressure) for name, one in track(calculators, "force constants", **show))
         phonons = [_phonons(name, crystal, repeats) for (name, _), crystal in zip(calculators, relaxed)]
         if energies is None:
@@ -223,10 +217,11 @@ def neutron_spectrum(
     )
 
 
-def _axis(name: str, values: Any) -> Float[Array, " values"]:
-    axis, least = np.asarray(values, dtype=np.float64), {"energies": 0, "momenta": 1e-3}[name]
-    if axis.ndim != 1 or len(axis) < 2 or not np.isfinite(axis).all() or (np.diff(axis) <= 0).any() or axis[0] < least:
-        raise InputError(f"{name} do not rise from {least:g} on; give edges of energies in meV, momenta in 1/Angstrom")
+def _axis(name: str, values: Any, least: float, even: bool) -> Float[Array, " values"]:
+    axis = np.asarray(values, dtype=np.float64)
+    rises = axis.ndim == 1 and np.isfinite(axis).all() and (np.diff(axis, prepend=least) > 0).all()
+    if not rises or (even and (len(axis) < 3 or np.ptp(np.diff(axis)) > 1e-6 * axis[-1])):
+        raise InputError(f"{name} do not rise; give |Q| in 1/Angstrom, and even edges of two or more bins in meV")
     return axis
 
 
@@ -235,9 +230,10 @@ def _lengths(atoms: Atoms, own: Mapping[str, float]) -> dict[str, Any]:
     from euphonic import ureg
     from euphonic.isotopes import LegacyJsonData
 
-    if not isinstance(atoms, Atoms) or not len(atoms) or not atoms.pbc.all() or abs(atoms.cell.volume) < 1e-6:
+    crystal = isinstance(atoms, Atoms) and len(atoms) and atoms.pbc.all() and np.isfinite(atoms.positions).all()
+    if not crystal or not np.linalg.det(atoms.cell.array) > 1e-6:
         what = getattr(atoms, "symbols", type(atoms).__name__)
-        raise InputError(f"{what} is no crystal; give ase.Atoms with a cell and three periodic axes")
+        raise InputError(f"{what} is no crystal; give ase.Atoms with a right-handed cell and three periodic axes")
     table, lengths = LegacyJsonData("Sears1992"), {one: length * ureg("fm") for one, length in own.items()}
     for symbol, number, mass in set(zip(atoms.symbols, atoms.numbers, atoms.get_masses())):
         hint = f"give scattering_lengths = {{{symbol!r}: ...}} in fm"
@@ -288,10 +284,13 @@ def _relaxed(name: str, calculator: Calculator, atoms: Atoms, pressure: float | 
     crystal.calc = calculator
     crystal.set_constraint(FixSymmetry(crystal))
     moves = crystal if pressure is None else FrechetCellFilter(crystal, scalar_pressure=pressure * units.GPa)
-    converged = BFGS(moves, logfile=None, maxstep=0.05).run(FORCE, STEPS)  # FixSymmetry takes small steps alone
-    times = crystal.cell.volume / atoms.cell.volume
+    converged, times = False, 1.0
+    for converged in BFGS(moves, logfile=None, maxstep=0.05).irun(FORCE, STEPS):  # FixSymmetry takes small steps alone
+        times = crystal.cell.volume / atoms.cell.volume
+        if converged or not 1 / GROWTH < times < GROWTH:
+            break
     if not converged or not 1 / GROWTH < times < GROWTH:
-        how = f"does not relax {atoms.symbols}: after {STEPS} steps at most, the cell is {times:.3g} times as large"
+        how = f"does not relax {atoms.symbols} in {STEPS} steps, with a cell {times:.3g} times as large"
         raise InputError(f"member {name} {how}; begin nearer to equilibrium, or leave that member out")
     crystal.set_constraint()
     return crystal

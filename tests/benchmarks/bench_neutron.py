@@ -89,12 +89,10 @@ def ensemble(element: str, folder: Path) -> tuple[Path, float]:
     return place, json.loads(timing.read_text())
 
 
-def best_member(folder: Path) -> int:
-    """The member that a user without an ensemble would take: lowest validation loss."""
-    losses = [
-        json.loads((folder / f"run{seed}" / "record.json").read_text())["best"]["valid/loss"] for seed in range(MEMBERS)
-    ]
-    return int(np.argmin(losses))
+def best_member(folder: Path, names: tuple[str, ...]) -> int:
+    """Position of the member that a user without an ensemble would take: that of the lowest validation loss."""
+    records = [json.loads((folder / name / "record.json").read_text()) for name in names]
+    return int(np.argmin([record["best"]["valid/loss"] for record in records]))
 
 
 def error(values: np.ndarray, truth: np.ndarray) -> float:
@@ -103,11 +101,10 @@ def error(values: np.ndarray, truth: np.ndarray) -> float:
 
 
 def debye(reference: NeutronSpectrum) -> np.ndarray:
-    """Debye's density of states with the reference's own sound, from its lowest fifth of energies."""
+    """Debye's density of states with the reference's own mean energy, three quarters of Debye's."""
     energies, dos = reference.energies, reference.mean("dos")
-    low = (energies > 2) & (energies < 0.2 * energies[-1])
-    cube = 9 * (energies[low] ** 2).sum() / dos[low].sum()
-    return 9 * energies**2 / cube * (energies**3 < cube)
+    end = 4 / 3 * (energies * dos).sum() / dos.sum()
+    return 9 * energies**2 / end**3 * (energies < end)
 
 
 def element_row(element: str, folder: Path, image: Path | None) -> list[dict[str, Any]]:
@@ -119,10 +116,16 @@ def element_row(element: str, folder: Path, image: Path | None) -> list[dict[str
         own = hydragnn.ensemble.neutron_spectrum(place, atoms, pressure=pressure)
         seconds[pressure] = time.process_time() - begin
         pairs[pressure] = own, hydragnn.ensemble.neutron_spectrum(potential(element), atoms, **own.settings)
-    best, rows = best_member(folder / element), []
+    best, rows = best_member(folder / element, own.names), []
     for pressure, (own, truth) in pairs.items():
         own = own.calibrated([pair for other, pair in pairs.items() if other != pressure])
-        row: dict[str, Any] = {"element": element, "pressure": pressure, "training s": training, "s": seconds[pressure]}
+        row: dict[str, Any] = {
+            "element": element,
+            "pressure": pressure,
+            "members": len(own.names),
+            "training s": training,
+            "s": seconds[pressure],
+        }
         row |= {"lattice": float(own.cells[:, 0, 1].mean() * 2), "true lattice": float(truth.cells[0, 0, 1] * 2)}
         for what, share in own.coverage(truth).items():
             mean, true = own.mean(what), truth.mean(what)

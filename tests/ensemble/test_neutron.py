@@ -12,7 +12,7 @@ import pytest
 import torch
 from ase import Atoms, units
 from ase.build import bulk
-from ase.calculators.calculator import all_changes
+from ase.calculators.calculator import Calculator, all_changes
 from ase.calculators.emt import EMT
 from ase.calculators.lj import LennardJones
 from phonopy import Phonopy
@@ -148,10 +148,6 @@ def test_what_is_no_calibration_is_refused(says: str, call: Any, arguments: list
     refused(says, call, *arguments)
 
 
-class Silent(EMT):
-    implemented_properties = ("energy", "free_energy")
-
-
 class Substrate(EMT):
     """EMT on a substrate with the period of the lattice, as a model that reads positions."""
 
@@ -168,13 +164,15 @@ HEAVY.set_masses([65.0])
     ("says", "model", "atoms", "options"),
     [
         ("H2O is no crystal", EMT(), Atoms("H2O", np.eye(3)), {}),
+        ("X is no crystal", EMT(), Atoms("X", [[np.nan] * 3], cell=np.eye(3), pbc=True), {}),
+        ("right-handed cell", EMT(), Atoms("Cu", cell=-np.eye(3), pbc=True), {}),
         ("no scattering length of Po", EMT(), POLONIUM, {}),
         ("Cu of mass 65 is an isotope", EMT(), HEAVY, {}),
-        ("width 0 meV", EMT(), COPPER, {"width": 0}),
+        ("not all finite", EMT(), COPPER, {"scattering_lengths": {"Cu": np.nan}}),
         ("momenta do not rise", EMT(), COPPER, {"momenta": [2, 1]}),
         ("energies do not rise", EMT(), COPPER, {"energies": [0, np.nan]}),
         ("not three whole numbers", EMT(), COPPER, {"supercell": (2.5, 3, 3)}),
-        ("no forces and no stress", Silent(), COPPER, {}),
+        ("no forces and no stress", Calculator(), COPPER, {}),
         ("does not relax Cu", EMT(), bulk("Cu", a=4.8), {}),
         ("acoustic branches of Substrate are", Substrate(), COPPER, {"pressure": None}),
         ("EMT has an imaginary mode", EMT(), bulk("Cu", "bcc", a=2.86), {}),
