@@ -1,6 +1,6 @@
 """Final errors at 1, 8 and 64 times the batch, at equal epochs: AdamW as it stands, by the rule for its rate, and LAMB by the rule.
 
-    python -m tests.benchmarks.bench_batches STORE OUT [--seeds 0 1 2] [--rates adamw=1e-3 lamb=4e-3]
+    python -m tests.benchmarks.bench_batches STORE OUT [--seeds 0 1 2] [--rates adamw=1e-3 lamb=5e-3]
 
 ``STORE`` is that of the recipe ``qm9`` with a cutoff of 4. Rates are those for ``BASE`` graphs a step.
 Printed are the errors of the last epoch on the validation part, which choose nothing, of every seed, with mean and standard deviation.
@@ -41,7 +41,7 @@ def main() -> None:
     parser.add_argument("store", type=Path)
     parser.add_argument("out", type=Path)
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    parser.add_argument("--rates", nargs="+", default=["adamw=1e-3", "lamb=4e-3"])
+    parser.add_argument("--rates", nargs="+", default=["adamw=1e-3", "lamb=5e-3"])
     parser.add_argument("--times", nargs="+", type=int, default=[*TIMES])
     args = parser.parse_args()
     for rate in args.rates:
