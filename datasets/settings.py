@@ -11,6 +11,9 @@ from hydragnn.base.places import StorePlace
 from hydragnn.base.settings import ActsWith, Settings
 from hydragnn.datasets.packing import Budget
 
+TIME_SPAN, OBSERVED, LAST = "time_span", "_observed", "_last"
+"""Graph field with the first and last time of a window of readings; suffixes of inputs with their observed values and the last ones."""
+
 
 class DataSettings(Settings):
     """Store of a run, and the fields that the model sees."""
@@ -65,7 +68,7 @@ class SplitSettings(Settings):
     )
 
     kind: Literal["random", "composition", "group", "given"] = "random"
-    """random: by graph; composition: graphs of one composition stay together; group: by the values of ``field``;
+    """random: by graph, and windows of readings (``sensors``) in blocks of time, of which none share a time; composition: graphs of one composition stay together; group: by the values of ``field``;
     given: ``field`` holds 0 (train), 1 (validation), 2 (test), 3 (calibration) for every graph. ``group = "KEY"`` is short for
     ``kind = "group"`` and ``field = "KEY"``."""
 

@@ -9,7 +9,7 @@ from numpy import ndarray
 
 from hydragnn.base.errors import InputError, nearest
 from hydragnn.datasets.copies import structure_labels
-from hydragnn.datasets.settings import SplitSettings
+from hydragnn.datasets.settings import TIME_SPAN, SplitSettings
 from hydragnn.datasets.store import GraphStore, stored_label
 from hydragnn.datasets.survey import Rows, every_row
 from hydragnn.graphs.field import ATOMIC_NUMBERS, is_labelled
@@ -51,7 +51,10 @@ def make_split(store: GraphStore, settings: SplitSettings) -> Split:
     units, labels = LABELS.get(settings.kind, ("graphs", None))
     asked = settings.train + settings.valid + (settings.calibration or 0.0)
     field = settings.field or ""
-    split = _given_parts(store, settings) if labels is None else _by_label(labels(store, field), settings)
+    if settings.kind == "random" and any(one.name == TIME_SPAN for one in store.fields()):
+        units, split = "windows", _by_time(graph_values(store, TIME_SPAN), settings)
+    else:
+        split = _given_parts(store, settings) if labels is None else _by_label(labels(store, field), settings)
     needed = {
         "train": True,
         "valid": True,
@@ -111,6 +114,18 @@ def _by_label(rows: ndarray, cuts: SplitSettings) -> Split:
         calibration=np.flatnonzero((place >= second) & (place < third)),
         test=np.flatnonzero(place >= third),
     )
+
+
+def _by_time(spans: Num[ndarray, "graphs 2"], cuts: SplitSettings) -> Split:
+    """Cut time at the fractions of windows; those across a cut have no part."""
+    begin, count = np.sort(spans[:, 0]), len(spans)
+    numbers = [round(cuts.train * count), round((cuts.train + cuts.valid) * count)]
+    rest = count - numbers[1]
+    default = rest // 2 if rest >= LEAST else 0
+    numbers += [numbers[1] + (default if cuts.calibration is None else round(cuts.calibration * count))]
+    edges = [-np.inf, *(begin[number] if number < count else np.inf for number in numbers), np.inf]
+    parts = [(spans[:, 0] >= edges[part]) & (spans[:, 1] < edges[part + 1]) for part in range(len(PARTS))]
+    return Split(**{name: np.flatnonzero(part) for name, part in zip(PARTS, parts)})
 
 
 def graph_values(store: GraphStore, name: str) -> Num[ndarray, "graphs ..."]:

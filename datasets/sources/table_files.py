@@ -1,16 +1,17 @@
-"""Tables of users: CSV files with a header, npz files of columns."""
+"""Tables of users: CSV and Parquet files, npz files of columns."""
 
 import csv
+import io
 import re
 import zipfile
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hydragnn.base.errors import InputError
+from hydragnn.base.errors import InputError, MissingPackageError
 from hydragnn.base.limits import check_readable
 from hydragnn.base.places import FOLDERS, matching_files
 from hydragnn.base.shown import text_in_cell
@@ -46,7 +47,7 @@ MISSING_CELLS = ("", "nan", "na", "n/a", "#n/a", "<na>", "null", "none")
 def read_table(
     path: Path, numbers: Collection[str] = (), optional: Collection[str] = (), texts: Collection[str] = ()
 ) -> Table:
-    """Return columns of a CSV or npz file; ``texts`` keep their letters.
+    """Return columns of a CSV, Parquet or npz file; ``texts`` keep their letters.
 
     Cells of ``optional`` columns may be missing: they become NaN. InputError where the file is missing, damaged or ragged. And
     where another cell of one of the columns ``numbers`` holds none.
@@ -59,11 +60,13 @@ def read_table(
             raise InputError(f"{path}: columns of different lengths {lengths}; give each one value per row")
         return table
     try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
+        with _as_csv(path) as file:
             reader = csv.reader(file)
             lines = [(reader.line_num, row) for row in reader if row or reader.line_num == 1]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise InputError(f"cannot read {path}: {error}; give a CSV file in UTF-8 with a header") from error
+    except MissingPackageError:
+        raise
+    except (OSError, ValueError, csv.Error) as error:
+        raise InputError(f"cannot read {path}: {error}; give a CSV file in UTF-8 with a header, or Parquet") from error
     header = [name.strip() for name in lines[0][1]] if lines else []
     if (
         not header or not all(header[1:]) or header == [""]
@@ -91,6 +94,19 @@ def read_table(
         name: np.array([text_in_cell(cell) for cell in cells], np.str_) if name in texts else as_numbers(cells)
         for name, cells in columns.items()
     }
+
+
+def _as_csv(path: Path) -> IO[str]:
+    """Return a file of CSV, of Parquet with nulls as empty cells."""
+    if path.suffix != ".parquet":
+        return path.open(newline="", encoding="utf-8-sig")
+    try:
+        from pyarrow import parquet
+    except ImportError as error:
+        raise MissingPackageError("pyarrow", "parquet", str(path)) from error
+    columns, text = parquet.ParquetFile(path).read().to_pydict(), io.StringIO()
+    csv.writer(text).writerows([[*columns], *zip(*columns.values())])
+    return io.StringIO(text.getvalue())
 
 
 def _is_number(text: str) -> bool:

@@ -40,7 +40,7 @@ class TablesBuild(BuildSettings):
     joins: ClassVar[frozenset[Location]] = frozenset(("node", "edge", "graph"))
     beside: ClassVar[tuple[str, ...]] = ("edges", "graphs", "labels")
 
-    kind: Literal["tables", "grains"] = "tables"
+    kind: Literal["tables", "grains", "sensors"] = "tables"
 
     edges: str
     """Table with columns ``graph``, ``sender``, ``receiver`` (numbers of nodes inside the graph, from 0; or see ``node_id``)."""

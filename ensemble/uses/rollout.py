@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hydragnn.base.errors import InputError, nearest, print_note
+from hydragnn.datasets.settings import LAST, OBSERVED, TIME_SPAN
 from hydragnn.datasets.sources.base import LEAD
 from hydragnn.ensemble.ensemble import Ensemble
 from hydragnn.graphs.batch import GraphBatch
@@ -67,16 +68,23 @@ class Rollout:
         return next(iter(self.courses.values())).shape[1]
 
 
-def rollout(model: Ensemble, graphs: Any, steps: int, *, feedback: Mapping[str, str] | None = None) -> Rollout:
+def rollout(
+    model: Ensemble, graphs: Any, steps: int, *, feedback: Mapping[str, str] | None = None, later: Sequence[Any] = ()
+) -> Rollout:
     """Roll every member out, each on its own predictions.
 
-    ``graphs`` is what the model takes. ``feedback`` names the prediction that becomes each input; absent: heads with ``correction_of`` do. Inputs without one
-    stay constant, and ``constant`` names them. InputError for fields that do not fit, and where a course is no longer finite.
+    ``graphs`` is what the model takes. ``feedback`` names the prediction that becomes each input; absent: heads with ``correction_of`` do. Other inputs
+    stay constant, and ``constant`` names them, or are those of ``later``: graphs of each step after the first. Windows of readings need these; the first
+    value of a prediction is then the newest of the next window. InputError for fields that do not fit, and where a course is no longer finite.
     """
     if steps < 1:
         raise InputError(f"{steps} steps; roll out at least 1")
     batch, members = model.graphs(graphs), model.members
     sources = checked_feedback(members[0].model.description, feedback)
+    batches = [batch, *map(model.graphs, later)] if later else [batch] * steps
+    if len(batches) != steps:
+        raise InputError(f"later has graphs of {len(later)} steps; give those of {steps - 1}, after the first")
+    check_windows(members[0].model.description, batches, sources)
     for name, target in sources.items():
         if target in model.manifest.simple.fitted:
             raise InputError(
@@ -84,7 +92,7 @@ def rollout(model: Ensemble, graphs: Any, steps: int, *, feedback: Mapping[str, 
             )
         if name not in batch.fields or not bool(batch.present(name).all()):
             raise InputError(f"graphs lack {name}, from which a roll-out begins; add it, or leave it out of feedback")
-    courses = [course_of(member.model, member.name, batch, steps, sources) for member in members]
+    courses = [course_of(member.model, member.name, batches, sources) for member in members]
     weights = {name: torch.from_numpy(model.weights_of(target)) for name, target in sources.items()}
     domain = model.predict(batch).domain
     if outside := list(filter(None, domain)):
@@ -94,7 +102,7 @@ def rollout(model: Ensemble, graphs: Any, steps: int, *, feedback: Mapping[str, 
     return Rollout(
         courses={name: torch.stack([course[name] for course in courses]) for name in sources},
         weights=weights,
-        constant=tuple(name for name in members[0].model.inputs if name not in sources),
+        constant=() if later else tuple(name for name in members[0].model.inputs if name not in sources),
         factors={},
         domain=domain,
         lead_times=tuple(lead[0] * step for step in range(1, steps + 1)) if len(lead) == 1 else (),
@@ -105,7 +113,8 @@ def rollout(model: Ensemble, graphs: Any, steps: int, *, feedback: Mapping[str, 
 def checked_feedback(description: ModelDescription, feedback: Mapping[str, str] | None) -> dict[str, str]:
     """Return the prediction of every input; InputError where they differ."""
     if feedback is None:
-        feedback = {head.corrected_input: head.field for head in description.heads if head.corrected_input}
+        corrected = {head.corrected_input: head.field for head in description.heads if head.corrected_input}
+        feedback = {name.removesuffix(LAST): field for name, field in corrected.items()}
     if not feedback:
         raise InputError(
             "no prediction becomes an input; say which in feedback, or train heads with correction_of = an input"
@@ -116,7 +125,8 @@ def checked_feedback(description: ModelDescription, feedback: Mapping[str, str] 
             what, names = (name, description.inputs) if name not in description.inputs else (target, targets)
             raise InputError(f"feedback: the model has no {what} there; {nearest(what, list(names))}")
         one, other = description.fields[name], targets[target]
-        if (one.on, one.shape, one.classes, one.unit) != (other.on, other.shape, other.classes, other.unit):
+        shape = one.shape if name + OBSERVED not in description.inputs else other.shape  # windows have any length
+        if (one.on, shape, one.classes, one.unit) != (other.on, other.shape, other.classes, other.unit):
             raise InputError(
                 f"feedback: {target} is a {other.on} field of shape {other.shape} in {other.unit or 'no unit'}, and {name} a {one.on} field of "
                 f"shape {one.shape} in {one.unit or 'no unit'}; train them alike"
@@ -126,32 +136,57 @@ def checked_feedback(description: ModelDescription, feedback: Mapping[str, str] 
     return dict(feedback)
 
 
+def check_windows(description: ModelDescription, batches: Sequence[GraphBatch], feedback: Mapping[str, str]) -> None:
+    """Raise InputError unless windows of readings are one step apart."""
+    spans = [batch.graphs.get(TIME_SPAN, torch.zeros(0, 2)) for batch in batches]
+    for name in [one for one in feedback if one + OBSERVED in description.inputs and len(batches) > 1]:
+        length = description.fields[name].width + description.fields[feedback[name]].width - 1  # if no step is left out
+        step = (spans[0][:, 1:] - spans[0][:, :1]) / length
+        same = len(step) and {span.shape for span in spans} == {spans[0].shape}
+        if not same or not all(torch.allclose(span - spans[0], k * step, rtol=1e-3) for k, span in enumerate(spans)):
+            raise InputError(
+                f"{name} is a window of readings; give later = the graphs of the next steps, of a store with ahead = 1, 2, ... without holes"
+            )
+
+
 def course_of(
-    model: TrainedModel, member: str, batch: GraphBatch, steps: int, feedback: Mapping[str, str]
+    model: TrainedModel, member: str, batches: Sequence[GraphBatch], feedback: Mapping[str, str]
 ) -> dict[str, Tensor]:
     """Return the course ``[steps, items, *shape]`` of one member by input."""
     values_of_steps: dict[str, list[Tensor]] = {name: [] for name in feedback}
-    for step in range(steps):
+    changed: dict[str, Tensor] = {}
+    for step, graphs in enumerate(batches):
+        batch = graphs.with_fields(changed)
         predictions = model.predict(batch)
-        values = {name: predictions[target].tensors()["mean"].detach() for name, target in feedback.items()}
-        for name, value in values.items():
+        for name, target in feedback.items():
+            value, observed = predictions[target].tensors()["mean"].detach(), name + OBSERVED
+            value = value[:, :1] if observed in model.inputs else value
             if not bool(value.isfinite().all()):
                 raise InputError(
                     f"member {member}: {name} is no longer finite after {step + 1} steps; take fewer steps"
                 )
             values_of_steps[name].append(value.double())
-        batch = batch.with_fields({name: value.to(batch[name].dtype) for name, value in values.items()})
+            changed[name] = value.to(batch[name].dtype)
+            if observed in model.inputs:
+                changed[name + LAST] = changed[name].expand_as(batch[name + LAST])
+                changed[name] = torch.cat([batch[name][:, 1:], changed[name]], dim=1)
+                flags = batch[observed]  # what no sensor ever observed stays so
+                changed[observed] = torch.cat([flags[:, 1:], flags.amax(dim=1, keepdim=True)], dim=1)
     return {name: torch.stack(values) for name, values in values_of_steps.items()}
 
 
-def spread_factors(rollouts: Sequence[Rollout], truths: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+def spread_factors(
+    rollouts: Sequence[Rollout], truths: Sequence[Mapping[str, Tensor]], nominal: float | None = None
+) -> dict[str, Tensor]:
     """Return root mean squares of errors over those of spreads, by step.
 
-    They calibrate the spread of other roll-outs (``Rollout.scaled``), if these graphs trained no member.
+    With ``nominal``, they are quantiles of errors over spreads: so many truths are then nearer to the mean than the scaled spread. They calibrate the spread of other roll-outs (``Rollout.scaled``), if these graphs trained no member. Missing truths (NaN) count nowhere.
     """
     factors = {}
     for name in rollouts[0].courses:
         pairs = [(one.mean(name) - truth[name], one.spread(name)) for one, truth in zip(rollouts, truths, strict=True)]
         errors, spreads = (torch.cat([part.flatten(1) for part in parts], dim=1) for parts in zip(*pairs))
-        factors[name] = (errors.square().mean(1) / spreads.square().mean(1)).sqrt()
+        spreads = spreads.where(errors.isfinite(), torch.nan)
+        ratios = (errors.square().nanmean(1) / spreads.square().nanmean(1)).sqrt()
+        factors[name] = ratios if nominal is None else (errors.abs() / spreads).nanquantile(nominal, dim=1)
     return factors

@@ -83,6 +83,7 @@ def test_every_file_of_sources_is_a_kind() -> None:
         "networkx",
         "npz",
         "pyg",
+        "sensors",
         "smiles",
         "tables",
         "voxels",
