@@ -20,6 +20,8 @@ SMALLER = {
     "slurm": {"--epochs 60": "--epochs 4"},
     "own-loop": {"range(400)": "range(40)", "320": "32", "322": "34", "\"epochs\": 8": "\"epochs\": 2", "range(10)": "range(1)"},
     "meshes-in-time": {"range(60)": "range(12)", "hidden_dim = 24": "hidden_dim = 8", "epochs = 40": "epochs = 2"},
+    "sensors": {"NODES, DAYS = 30, 30": "NODES, DAYS = 6, 4", "hidden_dim = 32": "hidden_dim = 8", "epochs = 12": "epochs = 1", "steps=18, starts=6": "steps=3, starts=2",
+        "(0, 5, 17)": "(0, 1, 2)"},
     "public-ensemble": {"range(1400)": "range(120)", "[:400]": "[:100]", "[400:]": "[100:]", "[:240]": "[:40]", "[240:320]": "[40:70]",
         "[320:]": "[70:]", "epochs=60": "epochs=2"},
     "grains-from-images": {"range(240)": "range(40)", "epochs = 150": "epochs = 2", "trials = 6": "trials = 4", "[30]": "[1]", "high = 32": "high = 12"},
@@ -75,7 +77,7 @@ def test_own_loops_on_torch_geometric(root: Path, tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.usefixtures("undrawn")
-@pytest.mark.parametrize("page", ["meshes-in-time", "grains-from-images", "maps-of-orientations"])
+@pytest.mark.parametrize("page", ["meshes-in-time", "sensors", "grains-from-images", "maps-of-orientations"])
 def test_other_scales(page: str, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Call) -> None:
     monkeypatch.chdir(tmp_path)
     run(page, root, call, {})
