@@ -33,7 +33,7 @@ WIDE = """time,a,b
 2026-01-01T00:40Z,,50
 2026-01-01T00:50Z,6,nan
 """
-WEATHER = "time,out\n" + "".join(f"2026-01-01T00:{10 * step:02}Z,{step}\n" for step in range(6))
+WEATHER = "time,out\n" + "".join(f"2026-01-01T00:{step}0Z,{step}\n" for step in range(6))
 LEVEL, LENGTH = {"name": "level", "on": "node"}, {"name": "length", "on": "edge"}
 T = {"name": "t", "on": "node", "unit": "K", "scale": 2.0}
 NEXT = T | {"name": "next", "key": "t", "role": "target"}
@@ -79,8 +79,7 @@ def test_a_named_step_makes_means_and_no_target_leaves_the_newest_window(tmp_pat
 
 
 def test_a_parquet_file_is_a_table(tmp_path: Path) -> None:
-    parquet = pytest.importorskip("pyarrow.parquet")
-    csv = pytest.importorskip("pyarrow.csv")
+    parquet, csv = (pytest.importorskip(f"pyarrow.{name}") for name in ("parquet", "csv"))
     write(tmp_path)
     parquet.write_table(csv.read_csv(tmp_path / "t.csv"), tmp_path / "t.parquet")
     (one, other) = (built(tmp_path, **TABLE | {"files": [file, "weather.csv"]}) for file in ("t.csv", "t.parquet"))
@@ -117,8 +116,7 @@ def test_parts_are_blocks_of_time_that_share_no_value(tmp_path: Path) -> None:
     assert not torch.equal(store[[24]]["next"], changed[[24]]["next"])  # the first that a change reaches
     built(tmp_path, "again.h5", **HOURS)
     assert open_store(tmp_path / "again.h5").fingerprint == changed.fingerprint != store.fingerprint
-    few = SplitSettings(train=0.94, valid=0.05)
-    refuses("the valid part of the random split is empty", make_split, store, few)
+    refuses("the valid part of the random split is empty", make_split, store, SplitSettings(train=0.94, valid=0.05))
 
 
 BAD: dict[str, tuple[dict[str, str], dict[str, Any], str]] = {
@@ -139,16 +137,14 @@ BAD: dict[str, tuple[dict[str, str], dict[str, Any], str]] = {
     "no forecast": ({}, {"known": ["level"]}, "have no readings for an input level; add them, or its field"),
     "two meanings": ({"nodes": NODES.replace("level", "t")}, {"fields": [T, NEXT, OUT]}, "nodes.csv has t, too"),
     "a shape": ({}, {"fields": [LEVEL, LENGTH, T | {"shape": [3]}, NEXT, OUT]}, "window and ahead are its shape"),
-    "two networks": ({"nodes": "graph,sensor,level\n1,a,1\n1,b,2\n2,c,3\n", "pipes": "graph,sender,receiver,length\n1,a,b,1\n2,c,c,1\n"}, {},
-        "nodes.csv has several graphs; build a store of each"),
+    "two networks": ({"nodes": "graph,sensor,level\n1,a,1\n1,b,2\n2,c,3\n", "pipes": "graph,sender,receiver,length\n1,a,b,1\n2,c,c,1\n"}, {}, "several graphs"),
     "nothing read": ({}, {"files": ["t.csv"], "known": [], "fields": [LEVEL, LENGTH]}, "no field reads a value there"),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("files", "settings", "words"), BAD.values(), ids=BAD)
-def test_readings_that_mean_nothing_are_refused(
-    files: dict[str, str], settings: dict[str, Any], words: str, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("case", BAD.values(), ids=BAD)
+def test_readings_that_mean_nothing_are_refused(case: tuple[dict[str, str], Any, str], tmp_path: Path) -> None:
+    files, settings, words = case
     write(tmp_path, **files)
     refused(tmp_path, words, **TABLE | settings)
 
