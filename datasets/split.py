@@ -117,7 +117,7 @@ def _by_label(rows: ndarray, cuts: SplitSettings) -> Split:
 
 
 def _by_time(spans: Num[ndarray, "graphs 2"], cuts: SplitSettings) -> Split:
-    """Cut time at the fractions of windows; those across a cut have no part."""
+    """Cut time at the fractions; windows across cuts have no part."""
     begin, count = np.sort(spans[:, 0]), len(spans)
     numbers = [round(cuts.train * count), round((cuts.train + cuts.valid) * count)]
     rest = count - numbers[1]

@@ -82,9 +82,9 @@ class SensorsBuild(TablesBuild):
         start, step, readings = self._readings(nodes, files)
         moving = [field for field in self.fields if (field.on, field.keys[0]) in readings]
         inputs = [field.name for field in moving if field.role == "input"]
-        made = {TIME_SPAN, *(name + suffix for name in inputs for suffix in (OBSERVED, LAST))}
+        derived = {TIME_SPAN, *(name + suffix for name in inputs for suffix in (OBSERVED, LAST))}
         for field in self.fields:
-            if field.name in made or (field in moving and field.keys[0] in table):
+            if field.name in derived or (field in moving and field.keys[0] in table):
                 raise InputError(
                     f"field {field.name}: {self.sensors} has {field.keys[0]}, too, or the name is that of a field made from readings; rename one"
                 )
@@ -154,8 +154,8 @@ class SensorsBuild(TablesBuild):
                     )
                 if column.dtype.kind not in "iuf" or np.isinf(column).any():
                     raise InputError(f"{path}, column {name}: it holds texts or infinities; write finite numbers")
-                there = [place[one] for one in names] if long else [place.get(name, 0)] * len(column)
-                rows.setdefault(key, []).append((seconds, np.array(there, np.int64), column.astype(np.float64)))
+                indices = [place[one] for one in names] if long else [place.get(name, 0)] * len(column)
+                rows.setdefault(key, []).append((seconds, np.array(indices, np.int64), column.astype(np.float64)))
         columns = {key: [np.concatenate(part) for part in zip(*some)] for key, some in rows.items()}
         times = np.unique(np.concatenate([[], *(seconds for seconds, *_ in columns.values())]))
         if not len(times):
@@ -177,7 +177,7 @@ class SensorsBuild(TablesBuild):
         return start, step, values
 
     def _steps(self, times: Array, files: str) -> tuple[float, float, Array]:
-        """Return the first time, the step, and the number of steps to each time."""
+        """Return the first time, the step, and each time in steps."""
         gaps, counts = np.unique(np.round(np.diff(times), 3), return_counts=True)
         step = self.step or max(float(gaps[counts.argmax()]) if len(gaps) else 1.0, CLOSE)
         start = step * np.ceil(times[0] / step - CLOSE) if self.step else times[0]

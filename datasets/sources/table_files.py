@@ -47,7 +47,7 @@ MISSING_CELLS = ("", "nan", "na", "n/a", "#n/a", "<na>", "null", "none")
 def read_table(
     path: Path, numbers: Collection[str] = (), optional: Collection[str] = (), texts: Collection[str] = ()
 ) -> Table:
-    """Return columns of a CSV, Parquet or npz file; ``texts`` keep their letters.
+    """Return columns of a CSV, Parquet or npz file, ``texts`` unchanged.
 
     Cells of ``optional`` columns may be missing: they become NaN. InputError where the file is missing, damaged or ragged. And
     where another cell of one of the columns ``numbers`` holds none.
