@@ -259,6 +259,8 @@ def test_every_configuration_in_the_documents_is_valid(root: Path, tmp_path: Pat
         table = tomllib.loads(text)
         if skip and "model" in table:
             parse_config({**rest, "model": {"kind": "painn", **table["model"]}}, source=str(page))
+        elif skip and "train" in table:
+            parse_config({**rest, "model": {"kind": "painn"}, **table}, source=str(page))
         elif skip and "search" in table:
             search_settings(table["search"], str(page))
         elif skip:
