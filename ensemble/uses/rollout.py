@@ -137,7 +137,10 @@ def checked_feedback(description: ModelDescription, feedback: Mapping[str, str] 
 
 
 def check_windows(description: ModelDescription, batches: Sequence[GraphBatch], feedback: Mapping[str, str]) -> None:
-    """Raise InputError unless windows of readings are one step apart."""
+    """Raise InputError unless windows are one step apart; note unpredicted ones."""
+    others = [one for one in description.inputs if one + LAST in description.inputs and one not in feedback]
+    if others and len(batches) > 1:
+        print_note(f"later has readings of {', '.join(others)} that a forecast would not know; predict them, too")
     spans = [batch.graphs.get(TIME_SPAN, torch.zeros(0, 2)) for batch in batches]
     for name in [one for one in feedback if one + OBSERVED in description.inputs and len(batches) > 1]:
         length = description.fields[name].width + description.fields[feedback[name]].width - 1  # if no step is left out
