@@ -50,8 +50,8 @@ SITES: Mapping[str, tuple[float, int, str]] = {
 Each node has four network cards of 25 GB/s.
 """
 
-LATENCY = 20.8e-6
-"""Seconds of a message between nodes in trees, as RCCL counts them (github.com/ROCm/rccl, src/graph/tuning.cc, tuning_model_0)."""
+LATENCY, INSIDE = 20.8e-6, 2.5e-6
+"""Seconds of a message between nodes and inside one, in trees, as RCCL counts them (github.com/ROCm/rccl, src/graph/tuning.cc, tuning_model_0)."""
 
 
 def site_network(name: str) -> "Interconnect":
@@ -62,8 +62,8 @@ def site_network(name: str) -> "Interconnect":
         hint = nearest(name, list(SITES))
         raise InputError(f"--site {name}: no figures of this machine; {hint}, or measure by starting ranks")
     within, devices, page = SITES[name]
-    source = f"{page}: 4 network cards of 25 GB/s per node, {within / 1e9:g} GB/s between its {devices} devices; {1e6 * LATENCY:g} microseconds a message, RCCL's tuning.cc"
-    return Interconnect(latency=LATENCY, within=within, between=4 * 25e9, source=source)
+    source = f"{page}: 4 network cards of 25 GB/s per node, {within / 1e9:g} GB/s between its {devices} devices; {1e6 * LATENCY:g} microseconds a message, {1e6 * INSIDE:g} in a node, RCCL's tuning.cc"
+    return Interconnect(latency=LATENCY, inside=INSIDE, within=within, between=4 * 25e9, source=source)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,7 +79,9 @@ class PlannedMachine:
         str,
         typer.Option(metavar="NAME", help="Stated network of frontier, lumi or perlmutter, instead of a measured one."),
     ] = ""
-    latency: Annotated[float | None, typer.Option(min=0, max=1e6, help="Microseconds of a message, instead.")] = None
+    latency: Annotated[
+        float | None, typer.Option(min=0, max=1e6, help="Microseconds of a message between nodes, instead.")
+    ] = None
     bandwidth: Annotated[float | None, typer.Option(min=1e-3, max=1e6, help="GB/s of a node's network, instead.")] = (
         None
     )
@@ -95,7 +97,7 @@ class PlannedMachine:
         seconds = base.latency if self.latency is None else 1e-6 * self.latency
         between = base.between if self.bandwidth is None else 1e9 * self.bandwidth
         words = f"{1e6 * seconds:g} microseconds, {between / 1e9:g} GB/s of a node, as options say; else {base.source}"
-        return replace(base, latency=seconds, between=between, source=words)
+        return replace(base, latency=seconds, inside=min(seconds, base.inside), between=between, source=words)
 
 
 def plan(
@@ -214,7 +216,9 @@ def measured(
     from hydragnn.runs.plan import plan_run
     from hydragnn.runs.rank_steps import measured_network, measured_steps, possible
     from hydragnn.runs.session import DTYPES, own_device, select_device
+    from hydragnn.training.buckets import blocks_of
     from hydragnn.training.data import DevicePlacement
+    from hydragnn.training.parameters import SHARDED_BLOCKS
 
     begin, place = time.monotonic(), select_device(None)
     network, limit = machine.network(), machine.memory or settings.batch.memory
@@ -246,6 +250,7 @@ def measured(
         noise = noise_of(run, alone, round(batch), devices, show) if ranks.first else {}  # peers wait
     if not ranks.first:
         return None
+    sizes = [parameter.numel() for parameter in run.state.model.parameters()]
     staged = any(one.pipeline > 1 for one in possible(run_plan, [ParallelSettings(pipeline=2)]))
     return Extrapolation(
         loader=loader,
@@ -258,6 +263,8 @@ def measured(
         sent=float(model.hidden_dim * placement.dtype.itemsize),
         layers=model.num_layers if staged else 0,
         shared_weights=settings.train.optimizer not in WHOLE_WEIGHTS,
+        blocks=len(blocks_of(sizes, sum(sizes) / SHARDED_BLOCKS, 1, 1)[0]),
+        derives=run_plan.branches[0].model.has_derivatives,
         accelerator=own.type == "cuda",
         memory=float(most or memory_of(own, each)),
         roofline=roofline,

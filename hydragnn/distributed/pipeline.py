@@ -65,12 +65,12 @@ COSTS = (1, 2, 2, 4)
 """Time of a chunk in each sweep, roughly."""
 
 
-def force_schedule(stages: int, chunks: int, micro_batches: int, most: int) -> list[list[Action]]:
-    """Return the actions of every stage where energies are differentiated.
+def force_schedule(stages: int, chunks: int, micro_batches: int, most: int) -> tuple[list[list[Action]], int]:
+    """Return the actions of every stage where energies are differentiated, and their time.
 
     On a simulated clock, a stage takes what has arrived first, of the last sweep. No more micro-batches than ``most`` are on their way.
 
-    >>> [f"{'satg'[sweep]}{number}" for sweep, _, number in force_schedule(stages=2, chunks=1, micro_batches=2, most=2)[1]]
+    >>> [f"{'satg'[sweep]}{number}" for sweep, _, number in force_schedule(stages=2, chunks=1, micro_batches=2, most=2)[0][1]]
     ['s0', 'a0', 's1', 'a1', 't0', 'g0', 't1', 'g1']
     """
     pieces, count = stages * chunks, min(most, micro_batches)
@@ -93,7 +93,7 @@ def force_schedule(stages: int, chunks: int, micro_batches: int, most: int) -> l
         elif count < micro_batches:
             queues[0, STATES, inside].append((clocks[stage], 0, count))
             count += 1
-    return orders
+    return orders, max(clocks)
 
 
 Travellers = dict[str, Tensor]
@@ -371,7 +371,7 @@ class SharedSteps(EagerSteps):
         """Add gradients by the schedule; yield errors and loss, on all stages."""
         stages, values = self.pipeline, torch.zeros(len(self.targets) + 1, dtype=torch.float64, device=self.device)
         sizes, most = (stages.stages, len(stages.chunks), len(parts)), len(parts) if self.repeats else 2 * stages.stages
-        order = force_schedule(*sizes, most)[stages.stage] if self.derives else stage_schedule(stages.stage, *sizes)
+        order = force_schedule(*sizes, most)[0][stages.stage] if self.derives else stage_schedule(stages.stage, *sizes)
         waiting: dict[tuple[int, int], Passage] = {}
         losses: dict[int, Tensor] = {}
 

@@ -6,6 +6,7 @@ A layout's step is that of the nearest measured layout at the cost of the larges
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import product
 from math import inf, prod
 from typing import Any
@@ -16,6 +17,7 @@ from hydragnn.base.errors import InputError
 from hydragnn.datasets import Loader
 from hydragnn.datasets.packing import costs_of, share_of
 from hydragnn.distributed.mesh import check_layout, words
+from hydragnn.distributed.pipeline import COSTS, force_schedule
 from hydragnn.parallel import AXES, Axis, ParallelSettings
 from hydragnn.runs.rank_steps import PARTS, Interconnect, Seconds, Steps, line
 from hydragnn.training import buckets
@@ -55,6 +57,10 @@ class Extrapolation:
     """Bytes that stages send for a node of a graph."""
     layers: int
     """Layers of the model; 0 where stages are refused."""
+    blocks: int = SHARDED_BLOCKS
+    """Blocks of weights that shards gather one after the other."""
+    derives: bool = False
+    """True for forces: stages take twice as many sweeps, and weights are gathered twice as often."""
     accelerator: bool
     shared_weights: bool = True
     """Ranks may hold parts of weights."""
@@ -88,19 +94,30 @@ class Extrapolation:
         ranks, copies = prod(sizes.values()), sizes["replicate"] * graph
         own, network = self.weights / (stages * tensor), self.network
         # gradients of copies are summed block by block, each with its latency
-        blocks = SHARDED_BLOCKS if shard > 1 else max(1, int(own / buckets.BYTES))
+        blocks = self.blocks if shard > 1 else max(1, int(own / buckets.BYTES))
         total = network.sums(copies, ranks // copies, self.per_node, own / shard) * np.array([1, blocks])
-        total = total * (1.0 - min(1.0, backward / max(total.sum(), 1e-12)))
-        norm = ranks > copies or self.accelerator  # copies share states on GPUs
-        total += (SUMS + norm) * network.sums(ranks, 1, self.per_node, 0.0)
-        # in every part each block is gathered twice, and its gradient scattered
-        block = network.sums(shard, stages * graph * tensor, self.per_node, own / SHARDED_BLOCKS, ways=1)
-        total += 3 * SHARDED_BLOCKS * parts * block
+        shares_states = self.accelerator and own / shard > buckets.BYTES
+        # copies that share states gather weights when the backward pass is over
+        hidden = total * (0.5 if shares_states else 1.0)
+        total = total - hidden * min(1.0, backward / max(hidden.sum(), 1e-12))
+        total += (SUMS + (ranks > copies or shares_states)) * network.sums(ranks, 1, self.per_node, 0.0)
+        # in every part each block is gathered, and its gradient scattered, which gloo does by a sum
+        sweeps, inner = 4 if self.derives else 2, graph * tensor
+        block = shard, stages * inner, self.per_node, own / self.blocks
+        scatter = network.sums(*block, ways=1 if self.accelerator else 2)
+        total += self.blocks * parts * (sweeps * network.sums(*block, ways=1) + scatter)
         if stages > 1:
-            size = self.sent * float(self.loader.sizes.nodes[self.loader.indices].mean()) * share / parts
-            bandwidth = min(network.within, network.between / self.per_node)
-            total += 2 * chunks * (parts + stages - 1) * np.array([size / bandwidth, network.latency])
+            size = self.sent * float(self.loader.sizes.nodes[self.loader.indices].mean()) * share / (parts * graph)
+            bandwidth, latency = network.within, network.inside
+            if stages * inner > self.per_node:
+                bandwidth, latency = min(bandwidth, network.between / inner), network.latency
+            total += sweeps * chunks * (parts + stages - 1) * np.array([size / bandwidth, latency])
         return total
+
+    def waits(self, stages: int, chunks: int, parts: int) -> float:
+        """Return the time in which a stage waits over its work."""
+        of_forces = self.derives and stages > 1
+        return waits_of_forces(stages, chunks, parts) if of_forces else (stages - 1) / (chunks * parts)
 
     def row_of(self, layout: ParallelSettings, ranks: int, graphs: int, *, weak: bool = False) -> dict[str, Any] | None:
         """Return time, losses and memory of a layout as plain JSON.
@@ -131,11 +148,15 @@ class Extrapolation:
         backward = HIDDEN * compute if self.accelerator else 0.0
         traffic = self.traffic(sizes, chunks, parts, graphs / shares, backward)
         then = self.traffic(near.sizes, near.chunks, near.parts, graphs / shares, backward)
-        busy = near.seconds(largest, parts) * (1.0 - near.waiting) * near.sizes["pipeline"] / stages
-        bubble = busy * (stages - 1) / (chunks * parts)
-        total = max(busy + bubble + float(traffic.sum() - then.sum()), 1e-9)
-        scale = min(1.0, (total - bubble) / (compute + imbalance)) if total > bubble else 0.0
-        waits = max(0.0, total - bubble - compute - imbalance) * (traffic / max(traffic.sum(), 1e-12))
+        measured = near.sizes["pipeline"]
+        busy = near.seconds(largest, parts) / (1.0 + self.waits(measured, near.chunks, near.parts)) * measured / stages
+        bubble = busy * self.waits(stages, chunks, parts)
+        least = min(busy, compute + imbalance)  # where the stated network is slower than the measured one
+        own = max(busy + float(traffic.sum() - then.sum()), least, 1e-9)
+        total = own + bubble
+        scale = min(1.0, own / max(compute + imbalance, 1e-12))
+        traffic[0] += 1e-15  # where it is nothing, what is not explained is communication
+        waits = max(0.0, own - compute - imbalance) * (traffic / traffic.sum())
         spent = (compute * scale, imbalance * scale, *map(float, waits), bubble)
         losses = {name: value / total for name, value in zip(LOSSES, spent)}
         losses["fixed work"] -= ideal / total
@@ -212,6 +233,17 @@ def check_curves(
             f"--curves: batches of {batch:,} of {graphs:,} training graphs are too few for {max(2, layout.shard):,} devices; "
             "use a store of more graphs, or raise batch.max_graphs"
         )
+
+
+@cache
+def waits_of_forces(stages: int, chunks: int, parts: int) -> float:
+    """Return the time in which stages that train on forces wait over their work.
+
+    >>> [round(waits_of_forces(4, chunks, 16), 2) for chunks in (1, 2)]
+    [0.17, 0.34]
+    """
+    _, seconds = force_schedule(stages, chunks, parts, 2 * stages)
+    return seconds / (chunks * parts * sum(COSTS)) - 1.0
 
 
 def layouts_on(ranks: int, per_node: int, layers: int = 0) -> Iterator[ParallelSettings]:

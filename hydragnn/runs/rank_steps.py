@@ -61,7 +61,9 @@ class Interconnect:
     """Latency and bandwidth of messages between ranks."""
 
     latency: float
-    """Seconds of a message without bytes."""
+    """Seconds of a message without bytes between nodes."""
+    inside: float
+    """Seconds of one inside a node."""
     within: float
     """Bytes per second of a rank inside a node."""
     between: float
@@ -71,16 +73,20 @@ class Interconnect:
     def sums(self, ranks: int, stride: int, per_node: int, size: float, ways: int = 2) -> Seconds:
         """Return seconds of bytes and of latency of a sum.
 
-        One of its two ``ways`` is a gather. Rings move bytes and trees hide latency (Thakur et al. 2005, doi:10.1177/1094342005051521).
+        Rings move bytes and trees hide latency (Thakur et al. 2005, doi:10.1177/1094342005051521). One of its two ``ways`` is a gather, which
+        libraries only do by rings.
 
-        >>> Interconnect(latency=1.0, within=1.0, between=1.0, source="").sums(4, 1, 4, 8.0).tolist()
-        [12.0, 4.0]
+        >>> network = Interconnect(latency=1.0, inside=0.1, within=1.0, between=1.0, source="")
+        >>> network.sums(8, 1, 4, 8.0).tolist(), network.sums(8, 1, 4, 8.0, ways=1).tolist()
+        ([14.0, 2.4], [7.0, 1.6])
         """
         if ranks == 1:
             return np.zeros(2)
         neighbours = min(ranks, max(1, per_node // stride))
         bandwidth = self.within if neighbours == ranks else min(self.within, self.between * neighbours / per_node)
-        return ways * np.array([(ranks - 1) / ranks * size / bandwidth, ceil(log2(ranks)) * self.latency])
+        nodes = ceil(ranks / neighbours)
+        within, between = (ranks - nodes, nodes - 1) if ways == 1 else (ceil(log2(neighbours)), ceil(log2(nodes)))
+        return ways * np.array([(ranks - 1) / ranks * size / bandwidth, within * self.inside + between * self.latency])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -110,11 +116,6 @@ class Steps:
     def held(self) -> int:
         """Return the ranks among which weights and their states are divided."""
         return self.sizes["shard"] * self.sizes["pipeline"] * self.sizes["tensor"]
-
-    @property
-    def waiting(self) -> float:
-        """Return the share of a step in which a stage waits."""
-        return (self.sizes["pipeline"] - 1) / (self.chunks * self.parts + self.sizes["pipeline"] - 1)
 
     def distance(self, sizes: Mapping[Axis, int], chunks: int) -> list[float]:
         """Return how far another layout is, by chunks, stages, shards and copies."""
@@ -339,8 +340,10 @@ def measured_network(ranks: Ranks) -> Interconnect:
         times.append([seconds_of(add, ranks) for _ in range(15)])
     moved = 2 * (ranks.size - 1) / ranks.size * (SIZES[1] - SIZES[0])
     within = moved / max(min(times[1]) - min(times[0]), 1e-9)
+    latency = float(np.median(times[0])) / (2 * ceil(log2(ranks.size)))
     return Interconnect(
-        latency=float(np.median(times[0])) / (2 * ceil(log2(ranks.size))),
+        latency=latency,
+        inside=latency,
         within=within,
         between=within * ranks.size / ranks.nodes,
         source=f"measured with {ranks.size} ranks on {ranks.nodes} node(s)",

@@ -56,7 +56,7 @@ def extrapolation_of(config: RunConfig, ranks: int) -> Extrapolation:
     run = assemble(plan_run(config), PLACEMENT, Ranks(), int)
     weights = sum(parameter.nbytes for parameter in run.state.model.parameters())
     alone = Steps(sizes={}, chunks=1, parts=1, costs=(), repeats=(), memory=(), state=0)
-    network = Interconnect(latency=0.0, within=1.0, between=1.0, source="")
+    network = Interconnect(latency=0.0, inside=0.0, within=1.0, between=1.0, source="")
     none: Any = {"layouts": (), "sent": 0.0, "layers": 0, "accelerator": False}
     none |= {"loader": run.data.branches[0].train.loader, "weights": weights, "alone": alone, "network": network}
     return Extrapolation(ranks=ranks, per_node=ranks, **none)

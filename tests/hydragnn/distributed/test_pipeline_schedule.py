@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed.pipelining.schedules import FULL_BACKWARD, ScheduleInterleaved1F1B
 
-from hydragnn.distributed.pipeline import Action, force_schedule, stage_schedule
+from hydragnn.distributed.pipeline import COSTS, Action, force_schedule, stage_schedule
 
 Done = dict[tuple[bool, int, int], float]
 """When (back, piece of layers, micro-batch) was complete; pieces are numbered from the inputs on."""
@@ -148,10 +148,11 @@ def test_sweeps_for_forces_follow_each_other_in_the_order_of_messages(
     stages: int, chunks: int, parts: int, most: int
 ) -> None:
     """Four sweeps of every chunk, up, back, up, back; a link's messages arrive as they are received; none is waited for in vain."""
-    rests = [list(order) for order in force_schedule(stages, chunks, parts, most)]
+    orders, seconds = force_schedule(stages, chunks, parts, most)
+    rests, clocks = [list(order) for order in orders], [0] * stages
     assert all(len(set(order)) == len(order) == 4 * chunks * parts for order in rests)
     links: dict[tuple[int, int, int, bool], list[tuple[int, int]]] = {}
-    done, pieces = set[Action | tuple[int, int, int]](), stages * chunks
+    done, pieces = dict[tuple[int, int, int], int](), stages * chunks
     while any(rests):
         moved = False
         for stage, order in enumerate(rests):
@@ -166,7 +167,8 @@ def test_sweeps_for_forces_follow_each_other_in_the_order_of_messages(
                 if not inside:
                     link = links[sweep, before % stages, stage, abs(before % stages - stage) > 1]
                     assert link.pop(0) == (piece, number)
-                done.add((sweep, piece, number))
+                clocks[stage] = max(clocks[stage], done.get(earlier, 0)) + COSTS[sweep]
+                done[sweep, piece, number] = clocks[stage]
                 to = piece - (1 if sweep % 2 else -1)
                 if 0 <= to < pieces:
                     key = (sweep, stage, to % stages, abs(to % stages - stage) > 1)
@@ -174,6 +176,7 @@ def test_sweeps_for_forces_follow_each_other_in_the_order_of_messages(
                 order.pop(0)
                 moved = True
         assert moved, "all stages wait"
-    on_way = [one for order in [force_schedule(stages, chunks, parts, most)[0]] for one in order if one.chunk == 0]
+    assert max(clocks) == seconds
+    on_way = [one for one in orders[0] if one.chunk == 0]
     counts = [sum((one.sweep == 0) - (one.sweep == 3) for one in on_way[:end]) for end in range(len(on_way) + 1)]
     assert max(counts) <= most

@@ -31,7 +31,7 @@ def test_bytes_of_a_sum_are_those_of_a_ring_that_sums(ranks: int) -> None:
         for (rank, chunk), value in zip(chunks, values):
             own[(rank + 1) % ranks, chunk] = value + (own[(rank + 1) % ranks, chunk] if turn < ranks - 1 else 0.0)
     np.testing.assert_allclose(own, np.tile(total, (ranks, 1)))
-    network = Interconnect(latency=0.0, within=1.0, between=1.0, source="")
+    network = Interconnect(latency=0.0, inside=0.0, within=1.0, between=1.0, source="")
     assert network.sums(ranks, 1, ranks, float(total.nbytes))[0] == pytest.approx(sent)
 
 
@@ -42,15 +42,40 @@ def test_latency_of_a_sum_is_that_of_halving_and_doubling(ranks: int) -> None:
     while not known.all():
         known |= known[np.arange(ranks) ^ 2**rounds]
         rounds += 1
-    network = Interconnect(latency=1.0, within=1.0, between=1.0, source="")
+    network = Interconnect(latency=1.0, inside=1.0, within=1.0, between=1.0, source="")
     assert network.sums(ranks, 1, ranks, 8.0)[1] == 2 * rounds
 
 
 @pytest.mark.parametrize(("within", "between", "seconds"), [(4.0, 100.0, 2.0), (100.0, 8.0, 8.0)])
 def test_devices_of_a_node_share_its_cards(within: float, between: float, seconds: float) -> None:
     """Eight nodes of eight devices sum eight shards at once; a ring moves 8 bytes of each."""
-    network = Interconnect(latency=0.0, within=within, between=between, source="")
+    network = Interconnect(latency=0.0, inside=0.0, within=within, between=between, source="")
     assert network.sums(8, 8, 8, 8 / (2 * 7 / 8))[0] == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(("ranks", "stride", "per_node"), [(8, 1, 8), (8, 1, 4), (16, 2, 8), (4, 8, 8), (12, 1, 8)])
+def test_rings_go_inside_nodes_and_from_node_to_node(ranks: int, stride: int, per_node: int) -> None:
+    between = int((np.diff(np.arange(ranks) * stride // per_node) > 0).sum())
+    network = Interconnect(latency=100.0, inside=1.0, within=1.0, between=1.0, source="")
+    assert network.sums(ranks, stride, per_node, 8.0, ways=1)[1] == 100 * between + ranks - 1 - between
+
+
+@pytest.mark.parametrize("per_node", [4, 2])
+def test_stages_of_forces_send_in_four_sweeps(per_node: int) -> None:
+    """16 parts of 4 graphs of 10 nodes of 100 bytes; the last part arrives three stages later."""
+    network = Interconnect(latency=1e-3, inside=1e-4, within=1e6, between=1e5, source="")
+    row = row_of(extrapolation(network=network, derives=True, per_node=per_node), pipeline=4)
+    slow = per_node < 4  # a link between nodes, which no other stages take
+    sums = 3 * 2 * (1e-4 + 1e-3 if slow else 2e-4)
+    assert row["seconds"]["latency"] == pytest.approx(4 * 19 * (1e-3 if slow else 1e-4) + sums)
+    assert row["seconds"]["communication"] == pytest.approx(4 * 19 * 4000 / (1e5 if slow else 1e6))
+
+
+@pytest.mark.parametrize(("weights", "hidden"), [(2**20, 1.0), (2**23, 0.5)])
+def test_weights_of_shared_states_are_gathered_when_the_backward_pass_is_over(weights: int, hidden: float) -> None:
+    network = Interconnect(latency=0.0, inside=0.0, within=1e9, between=1e9, source="")
+    row = row_of(extrapolation(network=network, accelerator=True, weights=weights))
+    assert row["seconds"]["communication"] == pytest.approx((1 - hidden) * 2 * 3 / 4 * weights / 1e9)
 
 
 @pytest.mark.parametrize("layers", [3, 20, 100])
@@ -101,20 +126,24 @@ LAYOUTS = [{}, {"shard": 4}, {"pipeline": 2}, {"pipeline": 2, "chunks": 2}]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-@pytest.mark.parametrize("noise", [0.0, 0.5])
-def test_losses_and_efficiency_are_the_whole_step(layout: dict[str, int], noise: float) -> None:
-    """Also where small batches are faster than large ones, and a measured layout than its parts."""
-    slow = steps({}, (0.2 + noise,))
-    own = with_nodes([1, 9, 4, 16] * 16)
-    curves = replace(own, network=SLOW, alone=slow, layouts=[steps({"replicate": 4}, (0.15,))]).curves(
-        ParallelSettings.parse(layout)
-    )
+@pytest.mark.parametrize(
+    ("noise", "seconds", "latency"), [(0.0, 0.15, 1e-3), (0.5, 0.15, 1e-3), (0.0, 0.15, 10.0), (0.0, 3.0, 0.0)]
+)
+def test_losses_and_efficiency_are_the_whole_step(
+    layout: dict[str, int], noise: float, seconds: float, latency: float
+) -> None:
+    """Also where small batches are faster than large ones, a measured layout than its parts or its network, or no traffic explains it."""
+    slow, near = steps({}, (0.2 + noise,)), steps({"replicate": 64, **layout}, (seconds,))
+    network = Interconnect(latency=latency, inside=latency, within=1e15, between=1e15, source="")
+    own = replace(with_nodes([1, 9, 4, 16] * 16), network=network, alone=slow, layouts=[near], derives=latency > 0)
+    curves = own.curves(ParallelSettings.parse(layout))
     least = layout.get("shard", layout.get("pipeline", 1))
     assert [row["devices"] for row in curves] == [2**power for power in range(17) if 2**power >= least]
     end = 64 * layout.get("pipeline", 1)  # as many shares as graphs
     assert all((row["strong"] is not None) == (row["devices"] <= end) for row in curves)
     for one in (row[scaling] for row in curves for scaling in ("strong", "weak") if row[scaling]):
         assert one["efficiency"] + sum(one["losses"].values()) == pytest.approx(1.0)
+        assert one["seconds"]["step"] > 0.01
         assert all(share >= 0 for name, share in one["losses"].items() if name != "fixed work")
 
 

@@ -147,8 +147,8 @@ def test_no_step_of_a_model_that_pools_takes_more_than_the_limit(graphs: int, wi
     assert 1_500_000 < max(peaks_of(within(config, store), 24)) <= 3_000_000
 
 
-NONE = Interconnect(latency=0.0, within=1e15, between=1e15, source="test")
-SLOW = Interconnect(latency=1e-3, within=1e9, between=1e9, source="test")
+NONE = Interconnect(latency=0.0, inside=0.0, within=1e15, between=1e15, source="test")
+SLOW = Interconnect(latency=1e-3, inside=1e-3, within=1e9, between=1e9, source="test")
 
 
 def steps(layout: dict[str, int], seconds: tuple[float, ...], parts: int = 1, **changes: Any) -> Steps:
@@ -164,7 +164,7 @@ def extrapolation(*layouts: Steps, graphs: int = 64, **changes: Any) -> Extrapol
     rows = MemoryStore([graph_from_arrays(np.zeros((10, 3)), [], []) for _ in range(graphs)])
     values: dict[str, Any] = {"network": NONE, "ranks": 4, "per_node": 4, "weights": 10**6, "sent": 100.0, "layers": 4}
     values |= {"alone": steps({}, (0.2,)), "loader": Loader(rows, np.arange(graphs), Budget(max_graphs=graphs))}
-    return Extrapolation(layouts=layouts, accelerator=False, **(values | changes))
+    return Extrapolation(layouts=layouts, **({"accelerator": False} | values | changes))
 
 
 def row_of(of: Extrapolation, ranks: int = 4, graphs: int = 64, **layout: int) -> dict[str, Any]:
@@ -179,8 +179,8 @@ def row_of(of: Extrapolation, ranks: int = 4, graphs: int = 64, **layout: int) -
         ({}, NONE, {}),
         # 1.5 of a megabyte by 1e9 bytes/s, and 3 sums of 4 messages
         ({}, SLOW, {"communication": 1.5e-3, "latency": 3 * 4 * 1e-3}),
-        # three of 48 blocks each: 0.75 of a megabyte three times, and 144 x 2 messages; sums of a few numbers
-        ({"shard": 4}, SLOW, {"communication": 3 * 0.75e-3, "latency": 144 * 2e-3 + 3 * 4e-3}),
+        # two gathers and a sum of 48 blocks each: 0.75 of a megabyte four times, 96 x 3 and 48 x 4 messages; sums of a few numbers
+        ({"shard": 4}, SLOW, {"communication": 4 * 0.75e-3, "latency": 96 * 3e-3 + 48 * 4e-3 + 3 * 4e-3}),
         ({"pipeline": 4}, NONE, {"bubble": 1.6 * 3 / 16}),
     ],
     ids=["nothing", "copies", "shards", "stages"],
