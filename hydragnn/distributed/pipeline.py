@@ -66,7 +66,7 @@ COSTS = (1, 2, 2, 4)
 
 
 def force_schedule(stages: int, chunks: int, micro_batches: int, most: int) -> tuple[list[list[Action]], int]:
-    """Return the actions of every stage where energies are differentiated, and their time.
+    """Return all stages' actions with derivatives of energies, and their time.
 
     On a simulated clock, a stage takes what has arrived first, of the last sweep. No more micro-batches than ``most`` are on their way.
 

@@ -60,7 +60,7 @@ class Extrapolation:
     blocks: int = SHARDED_BLOCKS
     """Blocks of weights that shards gather one after the other."""
     derives: bool = False
-    """True for forces: stages take twice as many sweeps, and weights are gathered twice as often."""
+    """True for forces, which double sweeps of stages and gathers of weights."""
     accelerator: bool
     shared_weights: bool = True
     """Ranks may hold parts of weights."""
@@ -115,7 +115,7 @@ class Extrapolation:
         return total
 
     def waits(self, stages: int, chunks: int, parts: int) -> float:
-        """Return the time in which a stage waits over its work."""
+        """Return the waits of a stage over its work."""
         of_forces = self.derives and stages > 1
         return waits_of_forces(stages, chunks, parts) if of_forces else (stages - 1) / (chunks * parts)
 
@@ -237,7 +237,7 @@ def check_curves(
 
 @cache
 def waits_of_forces(stages: int, chunks: int, parts: int) -> float:
-    """Return the time in which stages that train on forces wait over their work.
+    """Return waits of stages that train on forces, over their work.
 
     >>> [round(waits_of_forces(4, chunks, 16), 2) for chunks in (1, 2)]
     [0.17, 0.34]

@@ -62,7 +62,7 @@ def test_rings_go_inside_nodes_and_from_node_to_node(ranks: int, stride: int, pe
 
 @pytest.mark.parametrize("per_node", [4, 2])
 def test_stages_of_forces_send_in_four_sweeps(per_node: int) -> None:
-    """16 parts of 4 graphs of 10 nodes of 100 bytes; the last part arrives three stages later."""
+    """Messages are of 4 graphs of 10 nodes of 100 bytes."""
     network = Interconnect(latency=1e-3, inside=1e-4, within=1e6, between=1e5, source="")
     row = row_of(extrapolation(network=network, derives=True, per_node=per_node), pipeline=4)
     slow = per_node < 4  # a link between nodes, which no other stages take
@@ -132,7 +132,7 @@ LAYOUTS = [{}, {"shard": 4}, {"pipeline": 2}, {"pipeline": 2, "chunks": 2}]
 def test_losses_and_efficiency_are_the_whole_step(
     layout: dict[str, int], noise: float, seconds: float, latency: float
 ) -> None:
-    """Also where small batches are faster than large ones, a measured layout than its parts or its network, or no traffic explains it."""
+    """Also where times and network contradict each other."""
     slow, near = steps({}, (0.2 + noise,)), steps({"replicate": 64, **layout}, (seconds,))
     network = Interconnect(latency=latency, inside=latency, within=1e15, between=1e15, source="")
     own = replace(with_nodes([1, 9, 4, 16] * 16), network=network, alone=slow, layouts=[near], derives=latency > 0)
