@@ -1,17 +1,18 @@
 """Models on disk: ``model.json`` and ``weights.safetensors``, no pickle."""
 
 import hashlib
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from hydragnn.base.errors import InputError, about
-from hydragnn.base.files import Check, check_version, read_sealed, write_atomically, write_sealed
+from hydragnn.base.files import Check, check_version, read_sealed, replace_atomically, write_sealed
 from hydragnn.base.limits import check_readable
 from hydragnn.datasets.normalisation import Normalisation, check_widths, normalisation_from_json
 from hydragnn.graphs.levels import CLUSTERS
@@ -58,7 +59,21 @@ def save_model(
         contiguous[name] = one.clone() if one.data_ptr() in places else one
         places.add(one.data_ptr())
     seal = {CHECKSUM: weights_checksum(contiguous)}
-    write_atomically(folder / "weights.safetensors", save(contiguous, metadata=seal), check)
+
+    def write(temporary: Path) -> None:
+        temporary.touch()
+        mode = temporary.stat().st_mode
+        try:
+            save_file(contiguous, temporary, metadata=seal)  # without a copy of all in memory
+        except SafetensorError as error:
+            raise OSError(str(error)) from error
+        temporary.chmod(mode)  # which others may read
+        with temporary.open("rb+") as file:
+            os.fsync(file.fileno())
+        if check is not None:
+            check()
+
+    replace_atomically(folder / "weights.safetensors", write, check)
     write_sealed(folder / "model.json", content, check)
 
 

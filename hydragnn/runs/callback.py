@@ -405,7 +405,8 @@ def best_weights(state: TrainState, mesh: Mesh) -> dict[str, Tensor]:
         whole = mesh.ranks.sum_in_place(part)
         if mesh.ranks.first:
             weights[name] = whole.cpu()
-    return _copies(state.model.state_dict()) | weights if mesh.ranks.first else {}
+    others = {name: one for name, one in state.model.state_dict().items() if name not in weights}
+    return _copies(others) | weights if mesh.ranks.first else {}
 
 
 def _copies(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
