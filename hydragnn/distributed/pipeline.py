@@ -276,12 +276,8 @@ class Pipeline:
 
     def derivatives(self, model: GraphModel, one: Passage) -> dict[str, Point]:
         """Return forces and stress of the first chunk as leaves."""
-        values = {
-            name: one.replies[f"{head.field} {what}"]
-            for head in model.description.heads
-            for what, name in head.derivatives.items()
-        }
-        return {name: Point(mean=value.detach().requires_grad_()) for name, value in values.items()}
+        names = [name for head in model.description.heads for name in head.derivatives.values()]
+        return {name: Point(mean=leaf) for name, leaf in zip(names, as_leaves(one.replies).values(), strict=True)}
 
     @phase("backward")
     def backward(self, chunk: int, one: Passage, loss: Tensor | None) -> None:
@@ -393,16 +389,11 @@ class SharedSteps(EagerSteps):
                 if self.derives and sweep == ADJOINTS:
                     self.adjoints(batch, chunk, one)
                     if stages.is_first(chunk):
-                        leaves_by_name = stages.derivatives(self.model, one)
-                        leaves = [prediction.mean for prediction in leaves_by_name.values()]
-                        total = add_loss(self.by_target(leaves_by_name), number)
-                        slopes = dict(zip(leaves_by_name, torch.autograd.grad(total, leaves, materialize_grads=True)))
-                        heads = self.model.description.heads
-                        one.tangents = {
-                            f"{head.field} {what}": slopes[name]
-                            for head in heads
-                            for what, name in head.derivatives.items()
-                        }
+                        derivatives = stages.derivatives(self.model, one)
+                        total = add_loss(self.by_target(derivatives), number)
+                        leaves = [prediction.mean for prediction in derivatives.values()]
+                        slopes = torch.autograd.grad(total, leaves, materialize_grads=True)
+                        one.tangents = dict(zip(one.replies, slopes))  # nothing else goes back from here
                     if self.repeats:
                         one.forget()
                 elif self.derives and sweep == TANGENTS:

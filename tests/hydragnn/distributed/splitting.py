@@ -124,25 +124,24 @@ def compare(kind: str, changes: dict[str, Any], mesh: Mesh) -> dict[str, Any]:
 
 
 STAGES: dict[str, tuple[str, dict[str, Any], int]] = {
-    **{kind: (kind, {}, 1) for kind in ("field_tokens", "relational", "schnet")},
-    "painn beside attention": ("painn", {**MULTIHEAD, "num_layers": 3}, 1),
+    "relational": ("relational", {}, 1),
     "mace of three layers, computed twice": ("mace", {"checkpoint_activations": True, "num_layers": 3}, 1),
-    "moving egnn": ("egnn", {"moving_coordinates": True, "num_layers": 4}, 1),
     **{f"{kind} in chunks": (kind, {"num_layers": 4}, 2) for kind in sorted(architectures())},
     "painn beside attention in chunks": ("painn", {**MULTIHEAD, "num_layers": 5}, 2),
-    "mace computed twice in chunks": ("mace", {"checkpoint_activations": True, "num_layers": 4}, 2),
     "moving egnn in chunks": ("egnn", {"moving_coordinates": True, "num_layers": 5}, 2),
 }
 """Kind, changes, and chunks of each rank."""
 WITH_FORCES: dict[str, tuple[str, dict[str, Any], int]] = {
-    **{f"{name} on forces": case for name, case in STAGES.items() if case[2] == 1 and case[0] not in BLIND},
-    "painn on forces, computed twice": ("painn", {"checkpoint_activations": True, "num_layers": 3}, 1),
+    "field tokens on forces": ("field_tokens", {}, 1),
+    "painn beside attention on forces": ("painn", {**MULTIHEAD, "num_layers": 3}, 1),
+    "mace on forces, computed twice": ("mace", {"checkpoint_activations": True, "num_layers": 3}, 1),
+    "moving egnn on forces": ("egnn", {"moving_coordinates": True, "num_layers": 4}, 1),
     "mace on stress": ("mace", {}, 1),
     "schnet on stress, computed twice": ("schnet", {"checkpoint_activations": True}, 1),
     "schnet beside equivariant attention on forces": ("schnet", {**EQUIVARIANT, "num_layers": 2}, 1),
     "equivariant transformer on forces, in chunks": ("equivariant_transformer", {"num_layers": 5}, 2),
 }
-"""The same with second derivatives."""
+"""Cases with second derivatives."""
 STAGES |= WITH_FORCES
 
 

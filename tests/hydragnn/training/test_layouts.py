@@ -146,7 +146,7 @@ MOVES = [(source, [*MOVED][(at + far) % len(MOVED)]) for at, source in enumerate
 def moved(few: MemoryStore, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Runs of all layouts, to the end and to the middle, and from there to the end in every layout."""
     folder = tmp_path_factory.mktemp("moved")
-    configs = {name: config_of("painn", layout, TWICE) for name, (_, layout) in MOVED.items()}
+    configs = {name: config_of("schnet", layout, TWICE) for name, (_, layout) in MOVED.items()}
 
     def train_all(runs: dict[Path, str], *options: str, **arguments: Any) -> None:
         for ranks in (2, 4):
