@@ -41,18 +41,12 @@ class SphereMesh:
 
 
 def grid_mesh(
-    latitudes: ndarray,
-    longitudes: ndarray,
-    latitude_bounds: ndarray | None = None,
-    longitude_bounds: ndarray | None = None,
-    *,
-    refinement: int | None = None,
-    name: str = "grid",
+    latitudes: ndarray, longitudes: ndarray, *, refinement: int | None = None, name: str = "grid"
 ) -> SphereMesh:
     """Return the mesh of a grid, or an icosahedral one.
 
-    Cells are ``[latitudes, longitudes]`` in degrees, both in any order. Areas are exact between bounds ``[cells, 2]``, or the middles of centres; the
-    outermost rows end at the poles where these are nearer than the next row. Neighbours share a side, or meet across a pole. A row at a pole is one node.
+    Cells are ``[latitudes, longitudes]`` in degrees, both in any order. They meet in the middles of centres; the outermost rows end at the poles where
+    these are nearer than the next row. Neighbours share a side, or meet across a pole. A row at a pole is one node.
 
     With ``refinement`` nodes are the 10 * 4^refinement + 2 points of a refined icosahedron, and values the means of the parts of cells that are nearest to each,
     which keeps integrals (first-order conservative). InputError for places that are none, or there twice.
@@ -63,19 +57,19 @@ def grid_mesh(
     """
     upward, eastward = np.argsort(latitudes), np.argsort(longitudes % 360)
     north, east = latitudes[upward].astype(float), longitudes[eastward].astype(float) % 360
-    if not (np.isfinite(north).all() and np.isfinite(east).all()) or np.abs(north).max() > 90 + NEAR:
+    if not (np.isfinite(north).all() and np.isfinite(east).all()) or np.abs(north).max(initial=0) > 90 + NEAR:
         raise InputError(f"{name}: latitudes or longitudes are missing, or beyond a pole; give degrees north and east")
-    gaps = np.roll(np.diff(east, append=east[0] + 360), 1)
+    gaps = np.roll(np.diff(np.r_[east, east[:1] + 360]), 1)
     if len(north) < 2 or len(east) < 2 or np.diff(north).min() < NEAR or gaps.min() < NEAR:
         raise InputError(f"{name}: a latitude or longitude is there twice, or alone; give a grid, with each once")
     eastward, east, gaps = (np.roll(one, -int(gaps.argmax())) for one in (eastward, east, gaps))  # after the gap
     east, whole = np.unwrap(east, period=360), gaps[0] <= WHOLE * gaps[1:].max()
-    south = _ends(latitude_bounds, upward, north, (north[1] - north[0], north[-1] - north[-2]), f"{name}: latitudes")
-    outer = (gaps[0], gaps[0]) if whole else (gaps[1], gaps[-1])
-    west = _ends(longitude_bounds, eastward, east, outer, f"{name}: longitudes")
-    for row, pole, step in (0, -90.0, north[1] - north[0]), (-1, 90.0, north[-1] - north[-2]):
-        if latitude_bounds is None and abs(pole - north[row]) < step - NEAR:
-            south[row, row] = pole
+    first, last = north[1] - north[0], north[-1] - north[-2]
+    south, west = _ends(north, first, last), _ends(east, *gaps[[0, 0] if whole else [1, -1]])
+    if north[0] + 90 < first - NEAR:
+        south[0, 0] = -90
+    if 90 - north[-1] < last - NEAR:
+        south[-1, 1] = 90
     areas = np.outer(np.ptp(np.sin(np.radians(south)), axis=1), np.radians(np.ptp(west, axis=1)))
     cells = np.arange(areas.size).reshape(areas.shape)[np.ix_(upward, eastward)]
     if refinement is not None:
@@ -116,17 +110,10 @@ def vectors_of(eastward: ndarray, northward: ndarray, north: ndarray, east: ndar
     return (eastward[..., None] * along + northward[..., None] * points_at(north + 90, east)).round(12) + 0.0
 
 
-def _ends(bounds: ndarray | None, order: ndarray, centres: ndarray, outer: tuple[Any, Any], what: str) -> ndarray:
-    """Return ends of cells: bounds, or middles of centres."""
-    if bounds is None:
-        middles = (centres[1:] + centres[:-1]) / 2
-        ends = np.concatenate([[centres[0] - outer[0] / 2], middles, [centres[-1] + outer[1] / 2]])
-        return np.stack([ends[:-1], ends[1:]], axis=1)
-    ends = bounds[order]
-    ends = np.sort(ends + np.round((centres - ends.mean(1)) / 360)[:, None] * 360, axis=1)
-    if not ((ends[:, 0] <= centres + NEAR) & (centres <= ends[:, 1] + NEAR) & (np.ptp(ends, axis=1) > NEAR)).all():
-        raise InputError(f"{what} are outside their bounds; repair these, or remove the attribute bounds")
-    return ends
+def _ends(centres: ndarray, first: float, last: float) -> ndarray:
+    """Return ends of cells, which meet in the middles of centres."""
+    middles = (centres[1:] + centres[:-1]) / 2
+    return np.stack([np.r_[centres[0] - first / 2, middles], np.r_[middles, centres[-1] + last / 2]], axis=1)
 
 
 def _mesh(points: ndarray, edges: ndarray, nodes: ndarray, cells: ndarray, parts: ndarray) -> SphereMesh:
@@ -140,7 +127,7 @@ def _icosahedral(
     areas: ndarray, cells: ndarray, south: ndarray, west: ndarray, refinement: int, name: str
 ) -> SphereMesh:
     """Return the mesh of a refined icosahedron, with cut cells."""
-    points, triangles = refined_icosahedron(refinement)
+    points, sides = refined_icosahedron(refinement)
     if abs(areas.sum() / (4 * np.pi) - 1) > NEAR or areas.size < len(points):
         raise InputError(
             f"{name}: an icosahedral mesh of {len(points)} nodes takes as many cells that cover the sphere, not {areas.size} on "
@@ -153,25 +140,19 @@ def _icosahedral(
     columns = (west[:, :1] + np.ptp(west, axis=1)[:, None] * inside).ravel()
     nearest = cKDTree(points).query(points_at(*np.meshgrid(rows, columns, indexing="ij")).reshape(-1, 3))[1]
     cells, parts = (one.repeat(cut, 0).repeat(cut, 1).ravel() for one in (cells, areas / cut**2))
-    sides = np.concatenate([triangles[:, [0, 1]], triangles[:, [1, 2]], triangles[:, [2, 0]]]).T  # each both ways
-    return _mesh(points, sides, nearest, cells, parts)
+    return _mesh(points, np.concatenate([sides, sides[:, ::-1]]).T, nearest, cells, parts)
 
 
 @lru_cache(maxsize=4)
-def refined_icosahedron(refinement: int) -> tuple[Float[ndarray, "points 3"], Int[ndarray, "triangles 3"]]:
-    """Return points and outward triangles of an icosahedron halved so often."""
+def refined_icosahedron(refinement: int) -> tuple[Float[ndarray, "points 3"], Int[ndarray, "sides 2"]]:
+    """Return points and sides of an icosahedron halved so often."""
     golden = (1 + 5**0.5) / 2
     signs = [(a, b * golden) for a in (-1, 1) for b in (-1, 1)]
     points = np.array([one for a, b in signs for one in ((0, a, b), (a, b, 0), (b, 0, a))])
-    points /= np.linalg.norm(points, axis=1, keepdims=True)
-    triangles = ConvexHull(points).simplices.astype(np.int64)
-    turned = np.linalg.det(points[triangles]) < 0
-    triangles[turned] = triangles[turned][:, ::-1]
-    for _ in range(refinement):
-        sides = np.stack([triangles, np.roll(triangles, -1, axis=1)], axis=-1)  # [triangles, 3, ends]
-        ends, number = np.unique(np.sort(sides.reshape(-1, 2), axis=1), axis=0, return_inverse=True)
-        middles, new = number.reshape(-1, 3) + len(points), points[ends].sum(1)
-        points = np.concatenate([points, new / np.linalg.norm(new, axis=1, keepdims=True)])
-        corners = [np.stack([triangles[:, k], middles[:, k], middles[:, k - 1]], axis=1) for k in range(3)]
-        triangles = np.concatenate([*corners, middles])
-    return points, triangles
+    sides = np.zeros((0, 2), np.int64)
+    for _ in range(refinement + 1):
+        points = np.concatenate([points, points[sides].sum(1)])
+        points /= np.linalg.norm(points, axis=1, keepdims=True)
+        corners = ConvexHull(points).simplices[:, [0, 1, 1, 2, 2, 0]].astype(np.int64)
+        sides = np.unique(np.sort(corners.reshape(-1, 2), axis=1), axis=0)
+    return points, sides

@@ -99,7 +99,7 @@ def build_store(
     settings = read_build_settings(table if data is None else {**table, "files": ["data"]}, origin)
     if data is not None:
         if not isinstance(settings, ObjectsBuild):
-            raise InputError(f"kind = {settings.kind!r} takes files; data are for ase, networkx and pyg")
+            raise InputError(f"kind = {settings.kind!r} takes files; data are for ase, climate, networkx and pyg")
         settings = settings.of_objects(data)
     processes = replace(this_machine(), gpus=0).workers() if workers == "auto" else workers
     with graphs_made(quiet) as tell:

@@ -269,12 +269,12 @@ class BuildSettings(Settings, ABC):
 
     def check_units(self, units: Mapping[str, str], where: str) -> None:
         """Raise InputError for fields in other units than their values."""
-        for field in self.fields:
-            unit = units.get(field.keys[0], "")
+        for field, key in [(one, key) for one in self.fields for key in one.keys]:
+            unit = units.get(key, "")
             factor = unit_factor(unit, field.unit) if field.unit and field.unit != unit else 1.0
             if unit and field.unit and (factor is None or abs(abs(field.scale) / factor - 1) > ROUNDING):
                 scale = f", or scale = {factor:.8g}" if factor not in (None, 1.0) else " without scale"
-                raise InputError(f'{where}: {field.keys[0]} is in {unit}, not {field.unit}; say unit = "{unit}"{scale}')
+                raise InputError(f'{where}: {key} is in {unit}, not {field.unit}; say unit = "{unit}"{scale}')
 
     @property
     def parts(self) -> int:

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from dataclasses import field as member
-from functools import partial
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -21,7 +20,7 @@ from hydragnn.ensemble.estimates.estimate import Estimate, Labelled, Metrics, Ta
 from hydragnn.ensemble.estimates.metrics import point_metrics, volume_scores
 from hydragnn.ensemble.estimates.moments import Array
 from hydragnn.ensemble.estimates.predictions import estimates_of
-from hydragnn.ensemble.members.outputs import CLIMATOLOGY, MemberOutputs
+from hydragnn.ensemble.members.outputs import PERSISTENCE, MemberOutputs
 from hydragnn.ensemble.uses.foreign import Baseline
 from hydragnn.models import Target
 from hydragnn.training import errors_on, trivial_predictor
@@ -141,9 +140,9 @@ def part_evaluation(
         one = estimates_of(target).of(target, rows.members, weights_of(target.name), calibration, rows.nodes)
         metrics[target.name], own = target_rows(one.at(calibration, rows.distances), [rows], names, trivial, baselines)
         arrays |= own
-        if VOLUME in outputs.weights and target.field.on == "node" and not target.field.classes:
-            weights = weights_of(target.name)
-            metrics[target.name] = with_volumes(metrics[target.name], target, outputs, names, weights, climatologies)
+        if outputs.weights and target.field.on == "node" and not target.field.classes:
+            weights, usual = weights_of(target.name), climatologies.get(target.field.name)
+            metrics[target.name] = with_fields(metrics[target.name], target, outputs, names, weights, usual)
     if not metrics:
         raise InputError(
             "this part of the data has no labelled graph that could be predicted; give the split a larger fraction"
@@ -151,29 +150,33 @@ def part_evaluation(
     return metrics, arrays
 
 
-def with_volumes(
+def with_fields(
     one: TargetEvaluation,
     target: Target,
     outputs: MemberOutputs,
     names: Sequence[str],
     weights: Float[Array, " members"],
-    climatologies: Mapping[str, Array],
+    usual: Array | None,
 ) -> TargetEvaluation:
-    """Return the evaluation with scores weighted by volumes of nodes."""
-    use, name = outputs.usable(target), target.field.name
-    usual = outputs.weights.get(f"{CLIMATOLOGY}{name}")
-    if usual is None and {*outputs.nodes_per_graph.tolist()} == {len(climatologies.get(name, ()))}:
-        usual = np.concatenate([climatologies[name]] * len(outputs.graphs))
-    usual, volumes = None if usual is None else usual[use], outputs.weights[VOLUME][use]
-    labels = outputs.labels[target.name][use]
+    """Return the evaluation with scores by volumes, persistence and climatology."""
+    use, width = outputs.usable(target), target.field.width
+    simple = {PERSISTENCE: outputs.weights.get(f"{PERSISTENCE} {target.field.name}")}
+    if usual is not None and {*outputs.nodes_per_graph.tolist()} == {len(usual)}:
+        simple["climatology"] = np.concatenate([usual] * len(outputs.graphs))
+    simple = {name: values[use] for name, values in simple.items() if values is not None}
+    labels, volumes, known = outputs.labels[target.name][use], outputs.weights.get(VOLUME), simple.get("climatology")
+
+    def scores(mean: Array) -> Metrics:
+        return {} if volumes is None else volume_scores(labels, mean, volumes[use], known)
+
     means = [own.tensors()["mean"].double().numpy() for own in outputs.of(target, use)]
-    scores = partial(volume_scores, labels, volumes=volumes, climatology=usual)
     members = {own: {**one.members[own], **scores(mean)} for own, mean in zip(names, means) if own in one.members}
-    baselines = dict(one.baselines)
-    if usual is not None:
-        rows = [values.reshape(-1, target.field.width) for values in (labels, usual)]
-        baselines["climatology"] = {**point_metrics(*rows), **scores(usual)}
     ensemble = {**one.ensemble, **scores(np.tensordot(weights, means, 1))} if one.ensemble else one.ensemble
+    baselines = dict(one.baselines)
+    for name, values in simple.items():
+        if np.isfinite(values).all():
+            rows = point_metrics(labels.reshape(-1, width), values.reshape(-1, width))
+            baselines[name] = {**rows, **scores(values)}
     return replace(one, members={**one.members, **members}, ensemble=ensemble, baselines=baselines)
 
 

@@ -20,8 +20,8 @@ from hydragnn.graphs.batch import GraphBatch
 from hydragnn.models import Distribution, Target, concatenate_distributions
 from hydragnn.training.baselines import VOLUME, Baselines
 
-CLIMATOLOGY = "climatology_"
-"""Begin of the name of a node field with the usual values of a target."""
+PERSISTENCE = "persistence"
+"""Simple predictor of a target: the input that its head corrects, as the state before."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -40,7 +40,7 @@ class MemberOutputs:
     simple: Mapping[str, Distribution] = field(default_factory=dict)
     """Predictions of simple members by target."""
     weights: Mapping[str, Array] = field(default_factory=dict)
-    """Node fields ``volume`` and ``climatology_<target>`` where the store has them."""
+    """Node field ``volume`` where the store has it, and the predictions of ``PERSISTENCE`` by target."""
 
     def owners(self, target: Target) -> Int[np.ndarray, " items"]:
         """Return the number in the store of the graph of every item."""
@@ -103,24 +103,25 @@ def member_outputs(
     if not len(graphs):
         raise InputError("there are no graphs to predict in this part of the data; give the split a larger fraction")
     members, committee = in_committee(members)
+    corrected = {f"{PERSISTENCE} {head.field}": head.corrected_input for head in members[0].model.description.heads}
     targets, optional = members[0].targets, optional_inputs(members, shared_inputs(members).values())
     parts_of_member: list[list[MemberOutcome]] = [[] for _ in members]
     labels: dict[str, list[Array]] = {target.name: [] for target in targets}
     of_simple: dict[str, list[Distribution]] = {}
     seconds = [0.0] * len(members)
-    sizes, extra = store.sizes(), {VOLUME, *(f"{CLIMATOLOGY}{target.field.name}" for target in targets)}
-    shapes = {one.name: one.shape for one in store.fields() if one.on == "node" and one.name in extra}
-    weights: dict[str, list[Array]] = {name: [] for name in shapes}
+    sizes, shapes = store.sizes(), {one.name: one.shape for one in store.fields() if one.on == "node"}
+    extra = {name: key for name, key in {VOLUME: VOLUME, **corrected}.items() if key in shapes}
+    weights: dict[str, list[Array]] = {name: [] for name in extra}
     for numbers in pack(sizes, graphs, default_budget(sizes)):
-        names = [*dict.fromkeys([*inputs, *(target.field.name for target in targets), *weights])]
+        names = [*dict.fromkeys([*inputs, *(target.field.name for target in targets), *extra.values()])]
         read = read_screened(store, numbers, names, inputs, optional=optional)
         batch = read.whole
         for target in targets:
             labels[target.name].append(labels_of(batch, target))
-        for name, own in weights.items():
-            full = name in batch.fields and bool(batch.present(name).all())
-            absent = np.full((batch.num_nodes, *shapes[name]), np.nan)
-            own.append(batch[name].double().numpy() if full else absent)
+        for name, key in extra.items():
+            full = key in batch.fields and bool(batch.present(key).all())
+            absent = np.full((batch.num_nodes, *shapes[key]), np.nan)
+            weights[name].append(batch[key].double().numpy() if full else absent)
         for name, prediction in simple_predictions(simple or Baselines(), targets, read).items():
             of_simple.setdefault(name, []).append(prediction)
         for position, member in enumerate(members):

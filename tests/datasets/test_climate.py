@@ -1,5 +1,6 @@
 """Fields on a sphere: files of netCDF and zarr, graphs of their grids, weighted scores, and a solver of shallow water."""
 
+import itertools
 import json
 import warnings
 from functools import partial
@@ -146,33 +147,43 @@ curvilinear = data().rename(lat="y", lon="x").drop_vars(["x", "y"])
 curvilinear = curvilinear.assign_coords(lat=(("y", "x"), np.add.outer(NORTH, 0 * EAST), {"units": "degrees_north"}))
 two = data().assign(v=(("time", "n", "lon"), np.zeros((3, 4, 12)))).assign_coords(n=("n", [1.0, 2, 3, 4]))
 two.n.attrs["units"] = "degrees_north"
+unwritten, winds = data(), {"u": data().t.assign_attrs(units="m s-1"), "v": data().t.assign_attrs(units="m s**-1")}
+unwritten["t"][1, 2, 3] = 9.969209968386869e36
+WIND = {"name": "wind", "on": "node", "shape": [3], "unit": "m/s", "key": ["u", "v"]}
+knots = data().assign(winds).assign(v=data().t.assign_attrs(units="knots"))
 levels, units = data().expand_dims(z=[500.0, 850.0], axis=1), data()
 units.t.attrs["units"] = "degC"
 FAULTS: list[tuple[Any, dict[str, Any], str]] = [
     (data(time={"units": "h"}), {}, "time has no units with a date"),
     (data().rename(lat="y").assign_coords(y=("y", NORTH)), {}, "no latitude among time, y, lon"),
     (data(lat={"units": "radians"}), {}, "lat is in radians"),
-    (curvilinear, {}, "lat lies on 2 axes, as of curvilinear grids"),
+    (curvilinear, {}, "lat is in degrees_north on (y, x)"),
     (levels, {}, "lies on z, too; choose one with level"),
     (levels, {"level": 700}, "no level 700; z has 500, 850"),
     (two, {"fields": [TEMPERATURE, {"name": "v", "on": "node"}]}, "lie on other grids"),
     (data((0, 12, 6)), {}, "frame 2 is not after frame 1"),
     (data((0, 6, 6)), {}, "frame 2 is not after frame 1"),
     (data((0, 6, 30)), {}, "not equally spaced in time"),
-    (data((0,)), {}, "1 times that all fields have are too few"),
+    (data((0,)), {}, "1 times that all fields have are too few; t has 1"),
+    (data(north=NORTH[:0]), {}, "a latitude or longitude is there twice, or alone"),
+    (data(()), {}, "0 times that all fields have are too few; t has 0"),
+    (data().assign_coords(time=np.array(list("abc"), object)), {}, "time has no units with a date"),
+    (data().expand_dims(n=["a", "b"]), {"level": 3.0}, "t lies on n, too"),
+    (data(north=np.radians(NORTH), lat={"units": ""}), {}, "lat is in no unit on (lat)"),
+    (unwritten, {}, "lack values on 1 of 108 nodes"),
+    (knots, {"fields": [WIND]}, "v is in knots, not m/s"),
     (missing, {}, "lack values on 1 of 108 nodes"),
     (units, {}, "t is in degC, not K"),
     (data(), {"fields": [{**TEMPERATURE, "name": "tt"}]}, "no variable tt"),
     (data(), {"fields": [TEMPERATURE, {**LATER, "on": "graph"}]}, "nothing for next on graphs"),
     (data(), {"refinement": 3}, "takes as many cells that cover the sphere, not 108"),
     (data(north=NORTH[:5]), {"refinement": 0}, "on 59% of it"),
-    (data(lat={"bounds": "edges"}, edges=(("lat", "two"), np.zeros((9, 2)))), {}, "latitudes are outside their bounds"),
     (data(north=NORTH + 20), {}, "beyond a pole"),
-    (partial(text, content="GRIB and more"), {}, "is GRIB"),
-    (partial(text, content="hello"), {}, "is no netCDF or zarr"),
+    (partial(text, content="GRIB and more"), {}, "convert it (GRIB by"),
+    (partial(text, content="hello"), {}, "is no readable netCDF or zarr"),
     (partial(header, **OBJECTS), {}, "holds pickle, which might run code"),
-    (partial(header, dtype="|O"), {}, "holds objects, which might run code"),
-    (partial(header, shape=HUGE, chunks=HUGE), {}, "claims chunks [3, 90000, 90000]"),
+    (partial(header, dtype="|O"), {}, "is no readable netCDF or zarr"),
+    (partial(header, chunks=HUGE), {}, "claims chunks [3, 90000, 90000]"),
     (cut_off, {}, "is damaged"),
 ]
 
@@ -183,6 +194,27 @@ def test_a_file_that_lacks_something_is_refused_in_a_sentence(one: Any, table: A
     with pytest.raises(InputError) as error:
         graphs(path, **table)
     assert words in str(error.value)
+
+
+def test_files_of_a_frame_data_sets_and_units_of_cf_are_read(tmp_path: Path) -> None:
+    decoded = xarray.decode_cf(data().assign(winds))
+    files = [write(decoded.isel(time=number), tmp_path / f"{number}.nc") for number in range(3)]
+    expected = graphs(files, fields=[TEMPERATURE, LATER, WIND])
+    table = {"kind": "climate", "fields": [TEMPERATURE, LATER, WIND]}
+    for number, one in enumerate((decoded, data().assign(winds))):
+        store = hydragnn.build_store(table, tmp_path / f"{number}.h5", data=[one])
+        assert store.graphs == 2 and torch.equal(
+            open_store(tmp_path / f"{number}.h5")[[1]]["next"], expected[1]["next"]
+        )
+    with pytest.raises(InputError, match="data 0 is a str; give data sets of xarray"):
+        hydragnn.build_store(table, tmp_path / "c.h5", data=["a"])
+
+
+def test_a_constant_in_one_file_and_in_time_in_another_is_refused(tmp_path: Path) -> None:
+    constant = write(data().isel(time=0).drop_vars("time"), tmp_path / "1.nc")
+    for files in itertools.permutations((constant, write(data(), tmp_path / "2.nc"))):
+        with pytest.raises(InputError, match="have values of the same time"):
+            graphs(list(files), fields=[TEMPERATURE])
 
 
 def test_months_of_other_calendars_and_equal_times_are_refused(tmp_path: Path) -> None:
@@ -199,9 +231,9 @@ def test_areas_and_poles() -> None:
     assert mesh.areas.sum() == pytest.approx(4 * np.pi, rel=1e-14) and len(mesh.positions) == 5 * 12 + 2
     lengths = np.linalg.norm(mesh.positions[mesh.edges[0]] - mesh.positions[mesh.edges[1]], axis=1)
     assert lengths.min() > 0.2 and np.bincount(mesh.edges[0]).tolist() == [12] + [4] * 60 + [12]
-    bounds = np.stack([np.linspace(-90, 60, 6), np.linspace(-60, 90, 6)], axis=1)
-    exact = np.repeat(np.diff(np.sin(np.radians(bounds)), axis=1)[:, 0] * np.pi / 6, 12)
-    np.testing.assert_allclose(grid_mesh(bounds.mean(1) + 2, EAST, bounds).areas, exact, rtol=1e-13)
+    ends = np.linspace(-90, 90, 7)
+    exact = np.repeat(np.diff(np.sin(np.radians(ends))) * np.pi / 6, 12)
+    np.testing.assert_allclose(grid_mesh((ends[1:] + ends[:-1]) / 2, EAST).areas, exact, rtol=1e-13)
 
 
 @pytest.mark.parametrize("refinement", [0, 1, 2, 3])
@@ -211,8 +243,9 @@ def test_an_icosahedral_mesh_keeps_integrals(refinement: int) -> None:
     assert (len(mesh.positions), mesh.edges.shape[1]) == (10 * 4**refinement + 2, 60 * 4**refinement)
     values = np.random.default_rng(0).normal(size=len(grid.areas))
     assert mesh.areas @ mesh.values(values) == pytest.approx(grid.areas @ grid.values(values), rel=1e-12)
-    points, triangles = refined_icosahedron(refinement)
-    assert (np.linalg.det(points[triangles]) > 0).all() and mesh.areas.min() > 0.6 * mesh.areas.max()
+    points, sides = refined_icosahedron(refinement)
+    lengths = np.linalg.norm(points[sides[:, 0]] - points[sides[:, 1]], axis=1)
+    assert lengths.max() < 1.2 * lengths.min() and mesh.areas.min() > 0.6 * mesh.areas.max()
 
 
 def test_solid_rotation_is_one_vector_field_at_the_poles() -> None:
@@ -276,6 +309,7 @@ def test_evaluation_report_and_roll_out_know_areas_and_lead_times(tmp_path: Path
     evaluation = hydragnn.build_ensemble(["run"], "ensemble")
     one = evaluation.parts["test"]["next"]
     usual = one.baselines["climatology"]
+    assert one.baselines["persistence"]["mae"] == pytest.approx(600.0, rel=1e-5)
     assert 0 < usual["volume_rmse"] != usual["rmse"] and usual["anomaly_correlation"] == 0.0
     assert {"volume_rmse", "anomaly_correlation"} <= {*one.ensemble} & {*one.members[one.best_member]}
     assert "RMSE by volume" in hydragnn.report("ensemble", out="r.html").read_text()
