@@ -54,9 +54,9 @@ def from_bunge(angles: Float[ndarray, "points 3"]) -> Float[ndarray, "points 4"]
     >>> from_bunge(np.array([[np.pi / 2, 0.0, 0.0]])).round(3).tolist()
     [[0.707, 0.0, 0.0, -0.707]]
     """
-    total, half, tilt = (angles[:, 0] + angles[:, 2]) / 2, (angles[:, 0] - angles[:, 2]) / 2, angles[:, 1] / 2
-    c, s = np.cos(tilt), -np.sin(tilt)
-    return np.stack([c * np.cos(total), s * np.cos(half), s * np.sin(half), -c * np.sin(total)], axis=1) + 0.0
+    from scipy.spatial.transform import Rotation
+
+    return np.roll(Rotation.from_euler("ZXZ", angles).inv().as_quat(), 1, axis=1) + 0.0
 
 
 def nearest(turns: Float[ndarray, "items 4"], targets: Float[ndarray, "targets 4"]) -> tuple[ndarray, ndarray]:
@@ -81,16 +81,9 @@ def disorientation(one: ndarray, other: ndarray, laue: str, other_laue: str | No
 
 
 def grains_of_map(
-    turns: Float[ndarray, "*axes 4"],
-    phase: Int[ndarray, "*axes"],
-    laue: Mapping[int, str],
-    threshold: float,
-    periodic: Sequence[bool],
+    turns: ndarray, phase: Int[ndarray, "*axes"], laue: Mapping[int, str], threshold: float, periodic: Sequence[bool]
 ) -> Int[ndarray, "*axes"]:
-    """Return every point's grain, from 1; 0 where ``phase`` is 0.
-
-    Neighbours along an axis with one phase and less than ``threshold`` degrees between them are one grain.
-    """
+    """Return every point's grain, from 1: neighbours of one phase below ``threshold`` degrees; 0 where ``phase`` is 0."""
     from scipy.sparse import coo_matrix
     from scipy.sparse.csgraph import connected_components
 
@@ -107,9 +100,7 @@ def grains_of_map(
     return np.where(phase > 0, connected_components(matrix, directed=False)[1].reshape(phase.shape) + 1, 0)
 
 
-def mean_orientations(
-    turns: Float[ndarray, "points 4"], grain: Int[ndarray, " points"], laue: str
-) -> tuple[Float[ndarray, "grains 4"], Float[ndarray, " grains"]]:
+def mean_orientations(turns: ndarray, grain: Int[ndarray, " points"], laue: str) -> tuple[ndarray, ndarray]:
     """Return each grain's mean orientation, and its spread in degrees.
 
     Points are first turned into the equivalents nearest to the mean, which begins as a point and is improved twice.
@@ -138,12 +129,10 @@ def orientation_features(turns: Float[ndarray, "grains 4"], laue: str) -> Float[
     return total / len(group)
 
 
-def with_orientations(
-    graph: GraphBatch, turns: Float[ndarray, "grains 4"], phase: Int[ndarray, " grains"], laue: Mapping[int, str]
-) -> GraphBatch:
+def with_orientations(graph: GraphBatch, turns: ndarray, phase: ndarray, laue: Mapping[int, str]) -> GraphBatch:
     """Return grains with orientations (of the smallest angle) and the boundaries' misorientations."""
-    values = [np.empty((graph.num_items(field.on), *field.shape)) for field in FIELDS]
-    zone, features, angle, character = values
+    values = {one.name: np.empty((graph.num_items(one.on), *one.shape), dtype=one.dtype) for one in FIELDS}
+    zone, features, misorientation, character = values.values()
     one, other = graph.receivers.numpy(), graph.senders.numpy()
     for number, group in laue.items():
         rows, rotations = phase == number, rotations_of(group)
@@ -152,13 +141,10 @@ def with_orientations(
         for second, second_group in laue.items():
             edges = np.flatnonzero(rows[one] & (phase[other] == second))
             ends = turns[one[edges]], turns[other[edges]]
-            angle[edges] = disorientation(*ends, group, second_group)
-            character[edges] = (angle[edges] > LOW_ANGLE) if number == second else 3
+            misorientation[edges] = angle = disorientation(*ends, group, second_group)
+            character[edges] = (angle > LOW_ANGLE) if number == second else 3
             if number == second and group == "m-3m":
                 twins = product(product(rotations, _TWIN)[:, None], rotations).reshape(-1, 4)
                 deviation = nearest(product(ends[1], ends[0] * INVERSE), twins)[1]
                 character[edges[deviation <= LOW_ANGLE / np.sqrt(3)]] = 2
-    tensors = [
-        torch.from_numpy(one).to(torch.int64 if field.classes else torch.float32) for one, field in zip(values, FIELDS)
-    ]
-    return graph.with_fields(dict(zip([field.name for field in FIELDS], tensors)), fields=FIELDS)
+    return graph.with_fields({name: torch.from_numpy(one) for name, one in values.items()}, fields=FIELDS)

@@ -1,43 +1,34 @@
 """Microstructures as instruments write them: maps of orientations, polycrystals."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from fnmatch import fnmatch
 from functools import partial
 from io import StringIO
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from pydantic import Field as Setting
 
-from hydragnn.base.errors import InputError
+from hydragnn.base.errors import InputError, MissingPackageError
 from hydragnn.datasets.sources.base import BuildSettings, Make
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Field
 from hydragnn.graphs.orientations import INVERSE, LAUE, from_bunge, grains_of_map, mean_orientations, with_orientations
 
+Array = Any  # of numpy
+
 _EDAX = "43 m-3m 23 m-3 62 6/mmm 6 6/m 42 4/mmm 4 4/m 32 -3m 3 -3 22 mmm 20 2/m 2 112/m 1 -1"
 EDAX = {name: name for name in LAUE} | dict(zip(_EDAX.split()[::2], _EDAX.split()[1::2]))
-OXFORD = dict(enumerate([name for name in LAUE if name not in ("112/m", "-31m")], 1))
-DREAM3D = {number: OXFORD[one] for number, one in enumerate((9, 11, 8, 10, 1, 2, 3, 4, 5, 6, 7))}
+_LAUE = dict(enumerate([name for name in LAUE if name not in ("112/m", "-31m")], 1))
+UNSURE = {"-3m": "-3m or -31m", "2/m": "2/m or 112/m"}  # x lies along a* in Oxford's maps, along a in others
+OXFORD = _LAUE | {7: UNSURE["-3m"]}
+DREAM3D = {number: _LAUE[one] for number, one in enumerate((9, 11, 8, 10, 1, 2, 3, 4, 5, 6, 7))}
 NEPER = {name: name for name in LAUE} | {"cubic": "m-3m", "hexagonal": "6/mmm", "triclinic": "-1"}
 """Laue groups by their names in files."""
-
-
-class GrainMap(NamedTuple):
-    """Arrays with the axes x, y and perhaps z."""
-
-    steps: NDArray[Any]
-    phase: NDArray[Any]  # 0: not indexed
-    turns: NDArray[Any] | None  # quaternions
-    names: dict[int, str]
-    laue: dict[int, str]
-    grain: NDArray[Any] | None = None  # 0: none
-    cells: int = 1  # of the arrays, for each point
 
 
 class MicrostructureBuild(BuildSettings):
@@ -81,81 +72,130 @@ class MicrostructureBuild(BuildSettings):
             raise InputError(f"{path} is no microstructure; give {', '.join(READERS)}")
         if read in (read_tess, read_inp) and (self.spacing or self.periodic):
             raise InputError(f"{path}: spacing and periodic are for maps; leave them out")
+        if self.degrees is not None and read not in (read_ctf, read_ang, read_dream3d):
+            raise InputError(f"{path}: degrees is for .ctf, .ang and .dream3d; leave it out")
         try:
-            result: Any = read(path, self)
-            graph: GraphBatch = self._of_map(result, path) if isinstance(result, GrainMap) else result
+            return read(path, self).with_texts(self.texts_of({}, name))
         except InputError:
             raise
         except (SystemExit, Exception) as error:  # numpy, h5py and meshio raise what they raise, or exit
             reason = " ".join(f"{type(error).__name__}: {error}".split())
             raise InputError(f"{path} is damaged or incomplete ({reason:.200}); export it again") from error
-        return graph.with_texts(self.texts_of({}, name))
 
-    def _of_map(self, one: GrainMap, path: Path) -> GraphBatch:
-        """Return the grains of a map."""
+    def of_map(
+        self, path: Path, steps: Array, phase: Array, turns: Array, phases: Any, grain: Array = None, cells: int = 1
+    ) -> GraphBatch:
+        """Return the grains of arrays [x, y, perhaps z] with ``cells`` for each point; phase and grain 0 are none."""
         from scipy.ndimage import distance_transform_edt
 
         from hydragnn.graphs.mesoscale import from_labels
 
-        periodic = self.periodic if isinstance(self.periodic, list) else [self.periodic] * one.phase.ndim
-        if len(periodic) != one.phase.ndim:
-            raise InputError(f"{path} has {one.phase.ndim} axes; periodic has {len(periodic)}")
-        numbers = [int(number) for number in np.unique(one.phase) if number > 0]
-        names = {number: one.names.get(number, str(number)) for number in numbers}
-        if set(names.values()) - {*(self.phases or [])} and (self.phases or len(names) > 1):
+        periodic = self.periodic if isinstance(self.periodic, list) else [self.periodic] * phase.ndim
+        if len(periodic) != phase.ndim or (cells > 1 and any(periodic)):
+            raise InputError(f"{path} has {phase.ndim} axes; periodic has {len(periodic)}, and none on hexagonal grids")
+        numbers = [int(number) for number in np.unique(phase) if number > 0]
+        names = {number: phases[0].get(number, str(number)) for number in numbers}
+        if len({*names.values()}) < len(names):
+            raise InputError(f"{path} names several phases alike: {[*names.values()]}; correct its header")
+        if {*names.values()} - {*(self.phases or [])} and (self.phases or len(names) > 1):
             raise InputError(f"{path} has the phases {[*names.values()]}; say phases = [...] with all names")
-        laue = {} if one.turns is None else {n: self.group(names[n], one.laue.get(n), path) for n in numbers}
-        grain: Any = one.grain
-        if one.turns is not None and grain is None:
-            grain = grains_of_map(one.turns, one.phase, laue, self.threshold, periodic)
-        grain = np.where((one.phase > 0) & (np.bincount(grain.ravel())[grain] >= self.smallest * one.cells), grain, 0)
+        laue = {} if turns is None else {n: self.group(names[n], phases[1].get(n), path) for n in numbers}
+        grain = grains_of_map(turns, phase, laue, self.threshold, periodic) if grain is None else grain
+        grain = np.where((phase > 0) & (np.bincount(grain.ravel())[grain] >= self.smallest * cells), grain, 0)
         inside = grain > 0
         _, first, owner = np.unique(grain[inside], return_index=True, return_inverse=True)
-        phase = one.phase[inside][first]
-        if not len(first) or (phase[owner] != one.phase[inside]).any():
+        kinds = phase[inside][first]
+        if not len(first) or (kinds[owner] != phase[inside]).any():
             raise InputError(f"{path} has no grain, or one of several phases; check its phases, grains, and smallest")
         if self.smallest:
-            sampled = {"sampling": one.steps, "return_distances": False, "return_indices": True}
-            grain = grain[tuple(distance_transform_edt(~inside, **sampled))]
-        graph = from_labels(grain, one.steps, periodic, background=0, name=str(path))
-        powers = {"volume": graph.dim, "area": graph.dim - 1, "area_vector": graph.dim - 1}
-        values = {key: graph[key] for key in powers}
-        fields = [replace(graph.fields[key], unit=f"um^{power}".removesuffix("^1")) for key, power in powers.items()]
-        if one.turns is not None:
-            turns, spread = np.empty((len(first), 4)), np.empty(len(first))
+            grain = grain[tuple(distance_transform_edt(~inside, steps, False, True))]
+        graph = from_labels(grain, steps, periodic, background=0, name=str(path))
+        values = {key: graph[key] for key in ("volume", "area", "area_vector")}
+        units = ["um", "um^2", "um^3"][graph.dim - 2 :]
+        fields = [replace(graph.fields[key], unit=units[key == "volume"]) for key in values]
+        if turns is not None:
+            means, spread = np.empty((len(first), 4)), np.empty(len(first), dtype=np.float32)
             for number, group in laue.items():
-                grains, rows = np.flatnonzero(phase == number), phase[owner] == number
-                members = one.turns[inside][rows], np.searchsorted(grains, owner[rows])
-                turns[grains], spread[grains] = mean_orientations(*members, group)
-            graph = with_orientations(graph, turns, phase, laue)
-            values["orientation_spread"] = torch.from_numpy(spread).float()
+                grains, rows = np.flatnonzero(kinds == number), kinds[owner] == number
+                members = np.searchsorted(grains, owner[rows])
+                means[grains], spread[grains] = mean_orientations(turns[inside][rows], members, group)
+            graph = with_orientations(graph, means, kinds, laue)
+            values["orientation_spread"] = torch.from_numpy(spread)
             fields.append(Field(name="orientation_spread", on="node", unit="degree"))
         if self.phases:
-            values["phase"] = torch.tensor([self.phases.index(names[int(number)]) for number in phase])
+            values["phase"] = torch.tensor([self.phases.index(names[int(number)]) for number in kinds])
             fields.append(Field(name="phase", on="node", classes=len(self.phases), dtype="int64"))
         return graph.with_fields(values, fields=fields)
+
+    def of_points(
+        self, path: Path, table: Array, counts: list[int], steps: Array, phases: Any, degrees: bool, hexagonal: bool
+    ) -> GraphBatch:
+        """Return the grains of rows of x, y, Euler angles and phase.
+
+        Points of a hexagonal grid become bricks of two cells in staggered rows, which have the same neighbours.
+        """
+        names, unit = phases[0] or range(1, 256), steps * [1 - hexagonal / 2, 1]
+        if odd := [one for one in np.unique(table[:, 5]) if not (one <= 0 or one in names)]:
+            raise InputError(f"{path}: points have phase {odd[0]:g}, and its header lists {[*names]}; correct one")
+        columns, rows, others = (*counts, *counts[:1])[:3] if len(counts) > 1 else (0, 0, 0)
+        if (points := (rows + 1) // 2 * columns + rows // 2 * others or len(table)) != len(table):
+            raise InputError(f"{path} has {len(table):,} points, and its header counts {points:,}; export it again")
+        index, fits = np.empty((len(table), 2), dtype=np.int64), True
+        for axis, step in enumerate(unit):
+            places, member = np.unique(table[:, axis], return_inverse=True)
+            gaps = np.diff(places, prepend=places[0]) / step
+            index[:, axis] = (number := np.cumsum(gaps > 0.5))[member]
+            fits &= bool((np.abs(gaps - (gaps > 0.5)) < 0.25).all())
+            fits &= abs((places[-1] - places[0]) / step - number[-1]) <= 0.02 * number[-1]
+        shape = index.max(axis=0) + np.array([1 + hexagonal, 1])
+        flat = np.ravel_multi_index((*index.T,), (*shape,))
+        if not fits or len(np.unique(flat)) < len(table) or (hexagonal and np.ptp(index.sum(axis=1) % 2)):
+            form = f"one each on the {'hexagonal' if hexagonal else 'square'} grid of its header"
+            raise InputError(f"{path}: points are not {form}; say spacing, or export it again")
+        full = np.zeros((shape.prod(), 4))
+        for cells in (flat, flat + shape[1])[: 1 + hexagonal]:
+            full[cells] = np.maximum(table[:, 2:6], [-np.inf] * 3 + [0])
+        phase = full[:, 3].astype(np.int64).reshape(shape)
+        turns = self.turns(path, full[:, :3].reshape(*shape, 3), phase > 0, degrees)
+        return self.of_map(path, unit, phase, turns, phases, cells=1 + hexagonal)
+
+    def turns(self, path: Path, angles: Array, indexed: Array, degrees: bool = False) -> Array:
+        """Return quaternions of Euler angles, usually in ``degrees``."""
+        most = np.abs(angles[indexed]).max(initial=0.0)
+        if not np.isfinite(most):
+            raise InputError(f"{path}: an indexed point has the Euler angle {most}; give it phase 0")
+        if self.degrees is None and (0 < most < 6.3 if degrees else most > 12.6):
+            units = "degrees" if degrees else "radians"
+            raise InputError(f"{path}: Euler angles to {most:.4g} are hardly in {units}; say degrees = true or false")
+        flat = np.where(indexed[..., None], angles, 0.0).reshape(-1, 3)
+        flat = np.radians(flat) if (degrees if self.degrees is None else self.degrees) else flat
+        return from_bunge(flat).reshape(*indexed.shape, 4)
 
     def group(self, name: str, group: str | None, path: Path) -> str:
         """Return the Laue group of a phase: the user's, else the file's."""
         own = self.symmetry.get(name) if isinstance(self.symmetry, dict) else self.symmetry
         stray = not own and isinstance(self.symmetry, dict) and {*self.symmetry} - {*(self.phases or [])}
         if stray or (own or group) not in LAUE:
-            what = f"is {own!r}" if own else f"is not that of {stray}" if stray else "is not in the file"
+            what = f"is {own or group!r}" if own or group else "is not in the file"
+            what = f"is not that of {stray}" if stray else what
             example = f'symmetry = "m-3m", or {{ "{name}" = "m-3m" }}, out of {", ".join(LAUE)}'
             raise InputError(f"{path}: the symmetry of phase {name} {what}; say {example}")
         return str(own or group)
 
-    def steps(self, stated: list[float]) -> list[float]:
+    def steps(self, path: Path, stated: Iterable[Any]) -> Array:
         """Return the distances of points: the user's, else the file's."""
-        if isinstance(self.spacing, list) and len(self.spacing) != len(stated):
-            raise InputError(f"spacing has {len(self.spacing)} lengths; give {len(stated)}, or one")
-        steps = [float(one) for one in np.broadcast_to(stated if self.spacing is None else self.spacing, len(stated))]
-        if not all(0 <= one < np.inf for one in steps):
-            raise InputError(f"spacing = {steps} are no lengths; give one, or one for each axis")
+        lengths = np.array([*stated], dtype=np.float64)
+        if isinstance(self.spacing, list) and len(self.spacing) != len(lengths):
+            raise InputError(f"spacing has {len(self.spacing)} lengths; give {len(lengths)}, or one")
+        steps = np.broadcast_to(lengths if self.spacing is None else self.spacing, lengths.shape)
+        if not ((steps > 0) & np.isfinite(steps)).all():
+            raise InputError(
+                f"{path}: the distances of points are {steps.tolist()}; say spacing, also one for each axis"
+            )
         return steps
 
 
-def read_ctf(path: Path, settings: MicrostructureBuild) -> GrainMap:
+def read_ctf(path: Path, settings: MicrostructureBuild) -> GraphBatch:
     """Return the map of a Channel Text File (Oxford, Bruker and others)."""
     text = path.read_text(encoding="latin-1")
     columns = re.search(r"(?m)^Phase\s+X\s+Y\b.*$", text)
@@ -165,17 +205,17 @@ def read_ctf(path: Path, settings: MicrostructureBuild) -> GrainMap:
     entries = dict(re.findall(r"(?m)^([XY](?:Cells|Step))\s+(\S+)", header.replace(",", ".")))
     listed = re.search(r"(?m)^Phases\s+(\d+).*\n", header)
     lines = header[listed.end() :].splitlines()[: int(listed[1])] if listed else []
-    phases = {number: [*line.split("\t"), *[""] * 4] for number, line in enumerate(lines, 1)}
-    names = {number: one[2] or str(number) for number, one in phases.items()}
-    laue = {number: OXFORD[int(one[3])] for number, one in phases.items() if one[3] in map(str, OXFORD)}
+    parts = {number: [*line.split("\t"), *[""] * 4] for number, line in enumerate(lines, 1)}
+    names = {number: one[2] or str(number) for number, one in parts.items()}
+    laue = {number: OXFORD[int(one[3])] for number, one in parts.items() if one[3] in map(str, OXFORD)}
     order = [columns[0].split().index(name) for name in ("X", "Y", "Euler1", "Euler2", "Euler3", "Phase")]
     counts = [int(entries[key]) for key in ("XCells", "YCells") if key in entries]
-    steps = settings.steps([float(entries.get(key, 0)) for key in ("XStep", "YStep")])
+    steps = settings.steps(path, [entries.get(key, 0) for key in ("XStep", "YStep")])
     table = np.loadtxt(StringIO(body), usecols=order, ndmin=2)
-    return _on_grid(path, table, counts, steps, partial(_turns, path, settings.degrees, True), (names, laue))
+    return settings.of_points(path, table, counts, steps, (names, laue), True, False)
 
 
-def read_ang(path: Path, settings: MicrostructureBuild) -> GrainMap:
+def read_ang(path: Path, settings: MicrostructureBuild) -> GraphBatch:
     """Return the map of an .ang file (EDAX and others)."""
     text = path.read_text(encoding="latin-1")
     header = "\n".join(re.findall(r"(?m)^#.*$", text))
@@ -192,61 +232,35 @@ def read_ang(path: Path, settings: MicrostructureBuild) -> GrainMap:
         table[:, 5] = min(names, default=1)
     table[(table[:, 6] == -1) | (np.abs(table[:, 2] - 4 * np.pi) < 1e-2), 5] = 0
     counts = [int(entries[key]) for key in ("NCOLS_ODD", "NROWS", "NCOLS_EVEN") if key in entries]
-    steps = settings.steps([float(entries.get(key, 0)) for key in ("XSTEP", "YSTEP")])
-    turns = partial(_turns, path, settings.degrees, False)
-    return _on_grid(path, table, counts, steps, turns, (names, laue), entries.get("GRID", "").lower().startswith("hex"))
+    length = 1e-3 if "ACOM" in header else 1.0  # nanometres of electron microscopes in transmission
+    table[:, :2] *= length
+    steps = settings.steps(path, [float(entries.get(key, 0)) * length for key in ("XSTEP", "YSTEP")])
+    hexagonal = entries.get("GRID", "").lower().startswith("hex")
+    return settings.of_points(path, table, counts, steps, (names, laue), False, hexagonal)
 
 
-def _turns(path: Path, degrees: bool | None, usual: bool, angles: Any, indexed: Any) -> NDArray[Any]:
-    """Return quaternions of Euler angles, ``usual`` ones in degrees."""
-    most = np.abs(angles[indexed]).max(initial=0.0)
-    if not np.isfinite(most):
-        raise InputError(f"{path}: an indexed point has the Euler angle {most}; give it phase 0, or export it again")
-    if degrees is None and (0 < most < 6.3 if usual else most > 12.6):
-        units = "degrees" if usual else "radians"
-        raise InputError(f"{path}: Euler angles up to {most:.4g} are hardly in {units}; say degrees = true or false")
-    flat = np.where(indexed[..., None], angles, 0.0).reshape(-1, 3)
-    return from_bunge(np.radians(flat) if (usual if degrees is None else degrees) else flat).reshape(*indexed.shape, 4)
+def read_hdf5(path: Path, settings: MicrostructureBuild) -> GraphBatch:
+    """Return the map of an HDF5 file that orix reads."""
+    try:
+        from orix import io
+
+        one = io.load(path)
+    except ImportError as error:
+        raise MissingPackageError("orix", "ebsd", f"reading {path}") from error
+    except (AttributeError, KeyError) as error:  # orix found no reader, or not what it reads
+        raise InputError(f"{path} is no whole map of Bruker, EMsoft or orix ({error}); export .ctf or .ang") from error
+    groups = {number + 1: phase.point_group for number, phase in one.phases}
+    laue = {number: UNSURE.get(group.laue.name, group.laue.name) for number, group in groups.items() if group}
+    names = {number + 1: phase.name or str(number + 1) for number, phase in one.phases}
+    stated, scale = np.array([one.dx, one.dy]), 1.0 if one.scan_unit == "um" else 0.0
+    steps = settings.steps(path, stated * scale)
+    places = np.column_stack([one.x, one.y]) / np.where(stated > 0, stated, 1.0) * steps
+    turns = one.rotations.reshape(len(places), -1)[:, 0].to_euler()
+    table = np.column_stack([places, turns, one.phase_id + 1])
+    return settings.of_points(path, table, [], steps, (names, laue), False, False)
 
 
-def _on_grid(
-    path: Path, table: Any, counts: list[int], steps: list[float], turns: Any, phases: Any, hexagonal: bool = False
-) -> GrainMap:
-    """Return rows of x, y, Euler angles and phase as a grid.
-
-    Points of a hexagonal grid become bricks of two cells in staggered rows, which have the same neighbours.
-    """
-    names = phases[0] or {number: str(number) for number in range(1, 256)}
-    if odd := [one for one in np.unique(table[:, 5]) if not (one <= 0 or one in names)]:
-        raise InputError(f"{path}: points have phase {odd[0]:g}, and its header lists {[*names]}; correct one of them")
-    low, extent, unit = table[:, :2].min(axis=0), np.ptp(table[:, :2], axis=0), np.array(steps) * [1 - hexagonal / 2, 1]
-    counts = counts if len(counts) > 1 else []
-    if not counts and not unit.all():
-        raise InputError(f"{path} states neither the counts nor the steps of its points; say spacing")
-    columns, rows, others = (*counts, *counts[:1])[:3] if counts else (0, 0, 0)
-    if counts and (points := (rows + 1) // 2 * columns + rows // 2 * others) != len(table):
-        raise InputError(f"{path} has {len(table):,} points, and its header counts {points:,}; export it again")
-    spans = np.array([max(2 * columns - 2, 2 * others - 1) if hexagonal else columns - 1, rows - 1])
-    spans = spans if counts else np.rint(extent / unit).astype(np.int64)
-    own = np.where(spans > 0, extent / np.maximum(spans, 1), unit)
-    unit = np.where(unit > 0, unit, own)
-    place = (table[:, :2] - low) / np.where(own > 0, own, 1.0)
-    index = np.rint(place)
-    fits = (np.abs(place - index) < 0.25).all() and (unit > 0).all() and (np.abs(own - unit) <= 0.02 * unit).all()
-    shape = spans + np.array([1 + hexagonal, 1])
-    flat = np.ravel_multi_index((*index.astype(np.int64).T,), (*shape,)) if fits else np.zeros(0, dtype=np.int64)
-    if len(np.unique(flat)) < len(table) or (hexagonal and np.ptp((index[:, 0] - index[:, 1]) % 2)):
-        form = f"one each on the {'hexagonal' if hexagonal else 'square'} grid of its header"
-        raise InputError(f"{path}: points are not {form}; say spacing, or export it again")
-    full = np.zeros((shape.prod(), 4))
-    for cells in (flat, flat + shape[1])[: 1 + hexagonal]:
-        full[cells] = np.maximum(table[:, 2:6], [-np.inf] * 3 + [0])
-    phase = full[:, 3].astype(np.int64).reshape(shape)
-    orientations = turns(full[:, :3].reshape(*shape, 3), phase > 0)
-    return GrainMap(unit, phase, orientations, phases[0], phases[1], cells=1 + hexagonal)
-
-
-def read_dream3d(path: Path, settings: MicrostructureBuild) -> GrainMap:
+def read_dream3d(path: Path, settings: MicrostructureBuild) -> GraphBatch:
     """Return the cells of a file of DREAM.3D 6 or newer."""
     import h5py
 
@@ -262,20 +276,21 @@ def read_dream3d(path: Path, settings: MicrostructureBuild) -> GrainMap:
         stated = {**images[0].get("_SIMPL_GEOMETRY", {}), **images[0].attrs}
         entries = {key.strip("_"): one for key, one in stated.items()}
         size = [int(one) for one in entries["DIMENSIONS"]]
-        steps = settings.steps([float(one) for one in entries.get("SPACING", [0] * 3)])
+        steps = settings.steps(path, entries.get("SPACING", [0] * 3))
         for key, width in {"FeatureIds": 1, "EulerAngles": 3, "Phases": 1}.items():
             shape, expected = cells[0][key].shape if key in cells[0] else None, (*size[::-1], width)
             if shape and expected not in (shape, (*shape, 1)):
                 raise InputError(f"{path}: {key} has shape {shape}, and its geometry says {expected}; write it again")
             arrays.append(cells[0][key][()].reshape(expected).transpose(2, 1, 0, 3).squeeze() if shape else None)
-        structures = [one["CrystalStructures"][()].ravel().tolist() for one in own if "CrystalStructures" in one]
-    if not all(steps):
-        raise InputError(f"{path} does not state the lengths of its voxels; say spacing")
+        about = next((one for one in own if "CrystalStructures" in one), dict[str, Any]())
+        structures = [DREAM3D.get(one) for one in about["CrystalStructures"][()].ravel()] if about else []
+        texts = next((about[key] for key in ("PhaseName", "MaterialName") if key in about), None)
+        names = [] if texts is None else texts.asstr("latin-1")[()].ravel().tolist()
     ids, angles, phase = arrays
     phase = np.ones(ids.shape if angles is None else angles.shape[:-1], dtype=np.int64) if phase is None else phase
-    laue = {number: DREAM3D[one] for number, one in enumerate([*structures, []][0]) if one in DREAM3D}
-    turns = None if angles is None else _turns(path, settings.degrees, False, angles, phase > 0)
-    return GrainMap(np.array(steps)[np.array(size) > 1], phase, turns, {}, laue, ids)
+    turns = None if angles is None else settings.turns(path, angles, phase > 0)
+    phases = [{number: one for number, one in enumerate(some) if one} for some in (names, structures)]
+    return settings.of_map(path, steps[np.array(size) > 1], phase, turns, phases, ids)
 
 
 def read_tess(path: Path, settings: MicrostructureBuild) -> GraphBatch:
@@ -292,8 +307,10 @@ def read_tess(path: Path, settings: MicrostructureBuild) -> GraphBatch:
         what = f"lacks {lacks[0]}" if lacks else "is periodic"
         raise InputError(f"{path} {what}; give a whole .tess that is not periodic (a .tesr is not read)")
     count, vertices, _, dim = (int(entries[one][0]) for one in needs[:4])
-    points = np.array(entries["**vertex"][1:], dtype=np.float64).reshape(vertices, 5)[:, 1:4]
-    faces = _lists(entries["**face"], 12)
+    table = np.array(entries["**vertex"][1:], dtype=np.float64).reshape(vertices, 5)
+    if (table[:, 0] != np.arange(1, vertices + 1)).any():
+        raise InputError(f"{path}: vertices are not numbered from 1; write it again")
+    points, faces = table[:, 1:4], _lists(entries["**face"], 12)
     solids = _lists(entries["**polyhedron"], 2) if dim == 3 else [[number] for number in range(1, 1 + len(faces))]
     if len(solids) != count:
         raise InputError(f"{path} has {len(solids)} cells, and counts {count}; write it again")
@@ -311,8 +328,10 @@ def read_tess(path: Path, settings: MicrostructureBuild) -> GraphBatch:
         return graph
     (kind, _, convention), *numbers = entries["**cell*ori"][0].partition(":"), *entries["**cell*ori"][1:]
     values = np.array(numbers, dtype=np.float64).reshape(count, -1)
-    if (kind, values.shape[1]) not in (("rodrigues", 3), ("quaternion", 4), ("euler-bunge", 3)):
-        raise InputError(f"{path}: {values.shape[1]} numbers of {kind} are no orientation here; write rodrigues")
+    forms = {("rodrigues", 3), ("quaternion", 4), ("euler-bunge", 3)} - {("euler-bunge", 3 * (convention == "passive"))}
+    if (kind, values.shape[1]) not in forms:
+        what = f"{values.shape[1]} numbers of {entries['**cell*ori'][0]}"
+        raise InputError(f"{path}: {what} are no orientation here; write rodrigues")
     turns = from_bunge(np.radians(values)) * INVERSE if kind == "euler-bunge" else values
     turns = np.insert(values, 0, 1.0, axis=1) if kind == "rodrigues" else turns
     turns = turns / np.linalg.norm(turns, axis=1, keepdims=True) * (1 if convention == "passive" else INVERSE)
@@ -325,6 +344,8 @@ def _lists(words: list[str], more: int) -> list[list[int]]:
     lists, place = [], 1
     for _ in range(int(words[0])):
         count = int(words[place + 1])
+        if int(words[place]) != len(lists) + 1:
+            raise ValueError(f"{words[place]} where number {len(lists) + 1} is due")
         lists.append([int(one) for one in words[place + 2 : place + 2 + count]])
         place += more + count * (1 + (more > 2))  # faces list their edges, too
     if place != len(words):
@@ -354,7 +375,7 @@ def read_inp(path: Path, settings: MicrostructureBuild) -> GraphBatch:
     return _merged(mesh, np.unique(np.concatenate(owner), return_inverse=True)[1], path)
 
 
-def _merged(mesh: Any, owner: NDArray[Any], path: Path) -> GraphBatch:
+def _merged(mesh: Any, owner: Array, path: Path) -> GraphBatch:
     """Return grains of a mesh by the grain of every cell."""
     from hydragnn.graphs.continuum import from_mesh
     from hydragnn.graphs.mesoscale import mesoscale_fields
@@ -374,3 +395,4 @@ def _merged(mesh: Any, owner: NDArray[Any], path: Path) -> GraphBatch:
 
 
 READERS = {".ctf": read_ctf, ".ang": read_ang, ".dream3d": read_dream3d, ".tess": read_tess, ".inp": read_inp}
+READERS |= dict.fromkeys((".h5", ".hdf5", ".h5ebsd"), read_hdf5)

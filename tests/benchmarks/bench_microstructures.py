@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from scipy.spatial import KDTree
 
-from hydragnn.datasets.sources.microstructure import MicrostructureBuild, read_ang
+from hydragnn.datasets.sources.microstructure import MicrostructureBuild
 
 HEADER = """# Phase 1
 # MaterialName Nickel
@@ -53,12 +53,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "map.ang"
         write_map(path, options.points)
-        settings = MicrostructureBuild(files=[str(path)])
         start = time.process_time()
-        read_ang(path, settings)
-        read = time.process_time()
-        graph = next(settings.makers())()
-        print(f"reading {read - start:.1f} s; reading, grains and graph {time.process_time() - read:.1f} s; {graph}")
+        graph = next(MicrostructureBuild(files=[str(path)]).makers())()
+        print(f"reading, grains and graph {time.process_time() - start:.1f} s; {graph}")
         if options.orix:
             from orix import io
 

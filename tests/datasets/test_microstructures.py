@@ -1,6 +1,7 @@
 """Maps of orientations and polycrystals, as instruments and their programs write them."""
 
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,8 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
+from orix import io
+from orix.crystal_map import CrystalMap, Phase, PhaseList
 from orix.quaternion import Orientation, Rotation, symmetry
 
 from hydragnn.graphs import GraphBatch
@@ -275,6 +278,13 @@ def text_of(kind: str, folder: Path) -> str:
     return (ctf if kind == "ctf" else ang)(folder / "healthy", bicrystal())
 
 
+def in_nanometres(text: str) -> str:
+    places = re.sub(
+        r"(?m)^((?:\s+\S+){3})\s+(\S+)\s+(\S+)", lambda m: f"{m[1]} {1000 * float(m[2])} {1000 * float(m[3])}", text
+    )
+    return re.sub("STEP: 0.5", "STEP: 500", places)
+
+
 AS_WRITTEN: dict[str, tuple[str, Callable[[str], str], dict[str, Any]]] = {
     "decimal commas": ("ctf", lambda text: text.replace(".", ","), {}),
     "lines of Windows": ("ctf", lambda text: text.replace("\n", "\r\n"), {}),
@@ -282,7 +292,8 @@ AS_WRITTEN: dict[str, tuple[str, Callable[[str], str], dict[str, Any]]] = {
     "no symmetry": ("ang", lambda text: text.replace("# Symmetry              43\n", ""), {"symmetry": "m-3m"}),
     "symmetry by name": ("ctf", lambda text: text.replace("\t11\t225", "\t0\t0"), {"symmetry": {"Nickel": "m-3m"}}),
     "no header": ("ang", lambda text: text[text.rindex("#") + 1 :], {"symmetry": "m-3m", "spacing": 0.5}),
-    "no step": ("ctf", lambda text: text.replace("XStep\t0.5\n", ""), {}),
+    "no step": ("ctf", lambda text: text.replace("XStep\t0.5\n", ""), {"spacing": 0.5}),
+    "nanometres": ("ang", lambda text: "# File created from ACOM RES results\n" + in_nanometres(text), {}),
     "phase 1": ("ang", lambda text: text.replace("0.900  0", "0.900  1"), {}),
     "a phase that no point has": ("ctf", lambda text: text.replace("Phases\t1\n", "Phases\t2\n" + PHASE), {}),
     "blanks for tabs": ("ctf", lambda text: text[:200] + text[200:].replace("\t", "  "), {}),
@@ -312,7 +323,7 @@ DAMAGED: dict[str, tuple[str, Callable[[str], str], dict[str, Any], str]] = {
     "the user's step": ("ctf", str, {"spacing": 0.3}, "not one each on the square grid"),
     "hexagonal": ("ang", lambda text: text.replace("SqrGrid", "HexGrid"), {}, "not one each on the hexagonal grid"),
     "one point twice": ("ctf", lambda text: text.replace("1\t0.5000\t0.0000", "1\t0.0000\t0.0000"), {}, "not one each on the square grid"),
-    "no grid": ("ang", lambda text: text[text.rindex("#") + 1 :], {"symmetry": "m-3m"}, "neither the counts nor the steps of its points; say spacing"),
+    "no grid": ("ang", lambda text: text[text.rindex("#") + 1 :], {"symmetry": "m-3m"}, "the distances of points are [0.0, 0.0]; say spacing"),
     "no symmetry": ("ang", lambda text: text.replace("Symmetry ", "Sym"), {}, "the symmetry of phase Nickel is not in the file; say symmetry ="),
     "no such symmetry": ("ang", str, {"symmetry": "m3m"}, "the symmetry of phase Nickel is 'm3m'"),
     "two phases": ("ctf", lambda text: text.replace("Phases\t1\n", "Phases\t2\n" + PHASE.replace("Nickel", "B")).replace("\n1\t0.0000", "\n2\t0.0000"), {}, "has the phases ['B', 'Nickel']; say phases"),
@@ -322,6 +333,12 @@ DAMAGED: dict[str, tuple[str, Callable[[str], str], dict[str, Any], str]] = {
     "spacing of cells": ("tess", str, {"spacing": 1.0}, "spacing and periodic are for maps"),
     "no columns": ("ctf", lambda text: text.replace("Phase\tX", "Ph\tX"), {}, "no line of columns"),
     "nothing indexed": ("ctf", lambda text: text.replace("\n1\t", "\n0\t"), {}, "has no grain"),
+    "twofold axes along x or y": ("ctf", lambda text: text.replace("\t11\t", "\t7\t"), {}, "the symmetry of phase Nickel is '-3m or -31m'; say symmetry ="),
+    "half the step": ("ang", lambda text: text[text.rindex("#") + 1 :], {"symmetry": "m-3m", "spacing": 0.25}, "not one each on the square grid"),
+    "one name twice": ("ctf", lambda text: text.replace("Phases\t1\n", "Phases\t2\n" + PHASE).replace("\n1\t0.0000", "\n2\t0.0000"), {"phases": ["Nickel"]}, "names several phases alike: ['Nickel', 'Nickel']"),
+    "vertices by other numbers": ("tess", lambda text: text.replace("6\n1 0 0 0 0", "6\n7 0 0 0 0"), {}, "vertices are not numbered from 1"),
+    "faces by other numbers": ("tess", lambda text: text.replace("\n2 4 2 3", "\n9 4 2 3"), {}, "9 where number 2 is due"),
+    "inverse angles": ("tess", lambda text: text.replace("rodrigues", "euler-bunge"), {}, "3 numbers of euler-bunge:passive"),
     "a section is missing": ("tess", lambda text: text.replace("**vertex", "**vertices"), {}, "lacks **vertex"),
     "cut tessellation": ("tess", half, {}, "lacks ***end"),
     "periodic": ("tess", lambda text: text.replace("***end", "**periodicity\n***end"), {}, "is periodic"),
@@ -345,7 +362,7 @@ def test_damaged_files_are_refused_in_a_sentence(case: str, tmp_path: Path) -> N
     ("changes", "words"),
     [
         ({"size": (6, 4, 5)}, "EulerAngles has shape (3, 4, 6, 3), and its geometry says (5, 4, 6, 3)"),
-        ({"spacing": []}, "does not state the lengths of its voxels; say spacing"),
+        ({"spacing": []}, "the distances of points are [0.0, 0.0, 0.0]; say spacing"),
         ({"structure": 999}, "the symmetry of phase 1 is not in the file"),
         ({"size": (2**20, 2**20, 2**20)}, "and its geometry says"),
     ],
@@ -375,3 +392,48 @@ def test_grains_of_dream3d_stay(tmp_path: Path) -> None:
         dream3d(tmp_path / "a.dream3d", angles, ids)
         graph = build(tmp_path, "a.dream3d")
         assert graph["volume"].tolist() == [11.5, 12.0] and ("misorientation" in graph.fields) == (angles is not None)
+
+
+def crystal_map(path: Path, unit: str = "um", group: str | None = "m-3m") -> None:
+    """Write two twins with orix; one point is not indexed."""
+    angles = bicrystal().transpose(1, 0, 2).reshape(-1, 3)
+    y, x = (one.ravel() * 0.5 for one in np.indices((4, 6)))
+    number = np.where(np.arange(24) == 7, -1, 0)
+    phases = PhaseList([Phase("Nickel", point_group=group)])
+    turns = Rotation.from_euler(angles, degrees=True)
+    io.save(path, CrystalMap(turns, phase_id=number, x=x, y=y, phase_list=phases, scan_unit=unit), overwrite=True)
+
+
+def test_other_maps_are_read_by_orix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    crystal_map(tmp_path / "a.h5")
+    check_bicrystal(build(tmp_path, "a.h5", smallest=1), 2.0, 3.0)
+    assert build(tmp_path, "a.h5")["volume"].sum() == 23 / 4
+    crystal_map(tmp_path / "px.h5", "px")
+    check_bicrystal(build(tmp_path, "px.h5", smallest=1, spacing=0.5), 2.0, 3.0)
+    crystal_map(tmp_path / "b.h5", group="2/m")
+    crystal_map(tmp_path / "c.h5", group=None)
+    (tmp_path / "d.h5").write_bytes((tmp_path / "a.h5").read_bytes()[:3000])
+    h5py.File(tmp_path / "e.h5", "w").close()
+    for file, words in {
+        "px.h5": "the distances of points are [0.0, 0.0]; say spacing",
+        "b.h5": "the symmetry of phase Nickel is '2/m or 112/m'",
+        "c.h5": "the symmetry of phase Nickel is not in the file",
+        "d.h5": "is damaged or incomplete",
+        "e.h5": "is no whole map of Bruker, EMsoft or orix",
+    }.items():
+        refused(tmp_path, words, kind="microstructure", files=[file])
+    refused(tmp_path, "degrees is for .ctf", kind="microstructure", files=["a.h5"], degrees=True)
+    monkeypatch.setitem(sys.modules, "orix", None)
+    refused(tmp_path, "pip install 'hydragnn-ensemble[ebsd]'", kind="microstructure", files=["a.h5"])
+
+
+def test_phases_of_dream3d_have_names(tmp_path: Path) -> None:
+    dream3d(tmp_path / "a.dream3d", np.stack([bicrystal()] * 3, axis=2), None, structure=10)
+    with h5py.File(tmp_path / "a.dream3d", "a") as file:
+        file["DataContainers/Synthetic/CellEnsembleData/PhaseName"] = ["Unknown", "Quartz"]
+    assert build(tmp_path, "a.dream3d", phases=["Quartz"])["phase"].tolist() == [0, 0]
+
+
+def test_hexagonal_grids_do_not_repeat(tmp_path: Path) -> None:
+    ang(tmp_path / "h.ang", np.zeros((5, 5, 3)) + 20, hexagonal=True)
+    refused(tmp_path, "none on hexagonal grids", kind="microstructure", files=["h.ang"], periodic=True)
