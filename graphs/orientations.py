@@ -83,7 +83,10 @@ def disorientation(one: ndarray, other: ndarray, laue: str, other_laue: str | No
 def grains_of_map(
     turns: ndarray, phase: Int[ndarray, "*axes"], laue: Mapping[int, str], threshold: float, periodic: Sequence[bool]
 ) -> Int[ndarray, "*axes"]:
-    """Return every point's grain, from 1: neighbours of one phase below ``threshold`` degrees; 0 where ``phase`` is 0."""
+    """Return every point's grain, from 1; 0 where ``phase`` is 0.
+
+    Neighbours along an axis with one phase and less than ``threshold`` degrees between them are one grain.
+    """
     from scipy.sparse import coo_matrix
     from scipy.sparse.csgraph import connected_components
 
@@ -130,7 +133,7 @@ def orientation_features(turns: Float[ndarray, "grains 4"], laue: str) -> Float[
 
 
 def with_orientations(graph: GraphBatch, turns: ndarray, phase: ndarray, laue: Mapping[int, str]) -> GraphBatch:
-    """Return grains with orientations (of the smallest angle) and the boundaries' misorientations."""
+    """Return grains with orientations of the smallest angle, and misorientations."""
     values = {one.name: np.empty((graph.num_items(one.on), *one.shape), dtype=one.dtype) for one in FIELDS}
     zone, features, misorientation, character = values.values()
     one, other = graph.receivers.numpy(), graph.senders.numpy()
