@@ -85,7 +85,7 @@ class MicrostructureBuild(BuildSettings):
     def of_map(
         self, path: Path, steps: Array, phase: Array, turns: Array, phases: Any, grain: Array = None, cells: int = 1
     ) -> GraphBatch:
-        """Return the grains of arrays with the axes x, y and perhaps z."""
+        """Return the grains of arrays with the axes x, y, z."""
         from scipy.ndimage import distance_transform_edt
 
         from hydragnn.graphs.mesoscale import from_labels

@@ -37,7 +37,7 @@ COLUMNS = "Phase\tX\tY\tBands\tError\tEuler1\tEuler2\tEuler3\tMAD\tBC\tBS\n"
 
 
 def bicrystal(columns: int = 6, rows: int = 4) -> np.ndarray:
-    """Return Euler angles [x, y, 3] in degrees of two twins side by side."""
+    """Return Euler angles in degrees of two twins side by side."""
     angles = np.tile(np.array([30.0, 40.0, 50.0]), (columns, rows, 1))
     one = from_bunge(np.radians(angles[0, 0])[None])[0]
     other = Rotation(product(from_bunge(np.radians(TWIN)[None])[0], one)).to_euler(degrees=True)[0]
@@ -62,7 +62,7 @@ def ctf(path: Path, angles: np.ndarray, phase: Any = 1, phases: str = PHASE, ord
 
 
 def ang(path: Path, angles: np.ndarray, hexagonal: bool = False) -> str:
-    """Write an .ang as OIM does; rows of a hexagonal grid lose a point each."""
+    """Write an .ang as OIM does; hexagonal rows lose a point each."""
     (columns, count), step, lines = angles.shape[:2], 0.5, []
     for j in range(count):
         shift = hexagonal and j % 2
@@ -78,7 +78,7 @@ def ang(path: Path, angles: np.ndarray, hexagonal: bool = False) -> str:
 
 
 def dream3d(path: Path, angles: np.ndarray | None, ids: np.ndarray | None, newer: bool = False, **changes: Any) -> None:
-    """Write cells [x, y, z] as DREAM.3D of version 6 or newer does."""
+    """Write cells [x, y, z] as DREAM.3D does."""
     shape = (ids if angles is None else angles).shape[:3]  # type: ignore[union-attr]
     with h5py.File(path, "w") as file:
         image = file.create_group("DataStructure/Image" if newer else "DataContainers/Synthetic")
@@ -220,7 +220,7 @@ TESS = (
 
 
 def cube() -> str:
-    """Return a .tess of two unit cubes on top of each other, twins."""
+    """Return a .tess of two unit cubes, twins."""
     points = [(x, y, z) for z in range(3) for y in range(2) for x in range(2)]
     pairs = ((1, 2), (2, 4), (4, 3), (3, 1))
     faces = [[4 * z + k for k in (1, 2, 4, 3)] for z in range(3)]
