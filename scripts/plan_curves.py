@@ -61,25 +61,35 @@ def curve_rows(curves: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
 
 def curves_line(result: Mapping[str, Any]) -> str:
     """Return what curves belong to, and where strong scaling ends."""
-    devices, first = result["nodes"] * result["ranks_per_node"], result["curves"][0]
+    first = result["curves"][0]
     inner = {axis: size for axis, size in first["weak"]["parallel"].items() if axis != "replicate" and size > 1}
     words = " x ".join(f"{axis} {size}" for axis, size in inner.items() if axis != "micro_batches") or "one device"
-    graphs, count = result["graphs_per_batch"], max(one for one, _ in points(result["curves"], "strong"))
-    ends = f", which end at {count:,} devices, since of twice as many some have none"
+    (graphs, weak), count = graphs_of(result), max(one for one, _ in points(result["curves"], "strong"))
+    ends = f" up to {count:,} devices, as of more some would have none"
     ends = "" if count == result["curves"][-1]["devices"] else ends
-    weak = max(1, round(graphs / devices))
     return (
-        f"curves: copies of {words}, nodes of {result['ranks_per_node']:,}; strong: {graphs:,} graphs a step{ends}; weak: {weak:,} graphs a device; "
-        "losses are shares of a step and add up to 100% with the efficiency"
+        f"curves: copies of {words}, nodes of {result['ranks_per_node']:,}; strong: {graphs:,} graphs a step of all devices{ends}; "
+        f"weak: {weak:,} graphs a step of each; losses are shares of a step and add up to 100% with the efficiency"
     )
+
+
+def graphs_of(result: Mapping[str, Any]) -> tuple[int, int]:
+    """Return the graphs of strong scaling, and those of a device of weak scaling."""
+    graphs = result["graphs_per_batch"]
+    return graphs, max(1, round(graphs / (result["nodes"] * result["ranks_per_node"])))
 
 
 def draw_curves(result: Mapping[str, Any], path: Path) -> None:
     """Draw losses of both scalings over the number of devices, and published points."""
     from matplotlib.figure import Figure
 
+    strong, weak = graphs_of(result)
+    titles = (
+        f"strong scaling: {strong:,} graphs a step of all devices",
+        f"weak scaling: {weak:,} graphs a step of each device",
+    )
     figure = Figure(figsize=(10, 5.5), layout="constrained")
-    for axes, scaling in zip(figure.subplots(1, 2, sharey=True), SCALINGS):
+    for axes, scaling, title in zip(figure.subplots(1, 2, sharey=True), SCALINGS, titles):
         devices, steps = zip(*points(result["curves"], scaling))
         shares = [[100 * max(0.0, one["losses"][name]) for one in steps] for name in LOSSES]
         bottom = [100 - sum(column) for column in zip(*shares)]
@@ -94,8 +104,8 @@ def draw_curves(result: Mapping[str, Any], path: Path) -> None:
             axes.plot([at, at], span, color="#1b1f24", linewidth=0.8, zorder=2)
         axes.set_xscale("log", base=2)
         axes.set_xticks([1, 8, 64, 512, 4096, 32_768], labels=["1", "8", "64", "512", "4,096", "32,768"])
-        axes.set(xlim=(1, 65_536), ylim=(0, max(101.0, 1.02 * max(efficiency))), xlabel="devices")
-        axes.set_title(f"{scaling} scaling, extrapolated", fontsize=10)
+        axes.set(xlim=(1, 65_536), ylim=(0, max(101.0, 1.02 * max(efficiency))), xlabel="devices, extrapolated")
+        axes.set_title(title, fontsize=10)
         axes.spines[["top", "right"]].set_visible(False)
     figure.axes[0].set_ylabel("share of a step, %")
     handles = dict(zip(*reversed(figure.axes[0].get_legend_handles_labels())))

@@ -35,6 +35,9 @@ SUMS = 2
 RANKS = 64
 """Ranks, at most, whose shares of a batch are looked at."""
 
+MANY = 2**19
+"""Graphs, at most, that are dealt to ranks for a look at their shares."""
+
 LOSSES = ("fixed work", "imbalance", "communication", "latency", "bubble")
 
 DEVICES = tuple(2**power for power in range(17))
@@ -79,6 +82,8 @@ class Extrapolation:
 
     def shares_of(self, graphs: int, shares: int) -> tuple[float, float]:
         """Return the costs of the mean and of the largest share."""
+        while graphs > MANY and shares % 2 == 0:  # in memory; so many graphs of a rank are as even on half as many
+            graphs, shares = graphs // 2, shares // 2
         if (graphs, shares) not in self._shares:
             costs = costs_of(self.loader.sizes, self.loader.node_cost)
             batch = np.resize(np.concatenate(self.loader.batches(0)), graphs)

@@ -46,7 +46,10 @@ def test_a_plan_has_memory_time_and_losses_of_every_layout(
         assert one["efficiency"] + sum(one["losses"].values()) == pytest.approx(1.0)
     assert [row["devices"] for row in plan["curves"]] == [2**power for power in range(17)]
     assert [row["devices"] for row in plan["curves"] if row["strong"]] == [1, 2, 4, 8]  # a batch has 8 graphs
-    assert "which end at 8 devices, since of twice as many" in curves_line(plan)
+    assert (
+        "strong: 8 graphs a step of all devices up to 8 devices, as of more some would have none; weak: 1 graphs"
+        in curves_line(plan)
+    )
     drawn = picture.read_text()
     assert all(words in drawn for words in (*LOSSES, "strong scaling", "weak scaling", "arXiv:2312.12705"))
     assert plan["critical_batch"]["batch"] == 8 and plan["critical_batch"]["at_least"] > 0
