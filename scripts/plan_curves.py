@@ -74,7 +74,7 @@ def curves_line(result: Mapping[str, Any]) -> str:
 
 
 def graphs_of(result: Mapping[str, Any]) -> tuple[int, int]:
-    """Return the graphs of strong scaling, and those of a device of weak scaling."""
+    """Return the graphs of all devices, and those of each."""
     graphs = result["graphs_per_batch"]
     return graphs, max(1, round(graphs / (result["nodes"] * result["ranks_per_node"])))
 
