@@ -46,14 +46,15 @@ STRESS = {**PLAIN_ENERGY, "loss": "mse", "forces": "forces", "stress": "stress"}
 
 
 def crystals(count: int) -> MemoryStore:
-    """Rattled cells of copper with labels of energy, forces and stress."""
+    """Rattled cells of copper with labels of energy, forces and stress; every third has no forces."""
     fields = [*FIELDS[1:3], STRESS_FIELD]
     graphs = []
-    for atoms in (crystal(seed) for seed in range(count)):
+    for number, atoms in enumerate(crystal(seed) for seed in range(count)):
         labels = {"energy": atoms.get_potential_energy(), "forces": atoms.get_forces()}
         own = {name: torch.as_tensor(value, dtype=torch.float64) for name, value in labels.items()}
         own |= {"energy": own["energy"].reshape(1), "stress": torch.as_tensor(atoms.get_stress(voigt=False))[None]}
-        graphs.append(from_ase(atoms, cutoff=3.0).with_fields(own, fields=fields))
+        graph = from_ase(atoms, cutoff=3.0).with_fields(own, fields=fields)
+        graphs.append(graph.with_fields(drop=["forces"]) if number % 3 == 2 else graph)
     return MemoryStore(graphs, {"cutoff": 3.0, "close_nuclei": True})
 
 
