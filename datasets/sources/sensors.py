@@ -1,8 +1,8 @@
 """Readings of sensors at the nodes of a network, as windows of time."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -17,7 +17,6 @@ from pydantic import field_validator
 from hydragnn.base.errors import InputError
 from hydragnn.datasets.settings import LAST, OBSERVED, TIME_SPAN
 from hydragnn.datasets.sources.base import TIME, Make
-from hydragnn.datasets.sources.fields import FieldSettings
 from hydragnn.datasets.sources.table_files import find_files, read_table, table_column
 from hydragnn.datasets.sources.tables import TablesBuild
 from hydragnn.graphs.batch import GraphBatch
@@ -28,8 +27,8 @@ Array = NDArray[Any]
 Key = tuple[Location, str]
 SPAN = Field(name=TIME_SPAN, on="graph", shape=(2,), unit="s", role="auxiliary", dtype="float64")
 SECONDS = {"ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
-CLOSE, MOST = 1e-3, 100
-"""Part of a step by which times may be off; steps per time with readings, from which on a time is wrong."""
+CLOSE, MOST, FARTHEST = 1e-3, 100, 10_000
+"""Part of a step by which times may be off; steps per time with readings, and steps ahead, from which on a number is wrong."""
 
 
 class SensorsBuild(TablesBuild):
@@ -70,15 +69,17 @@ class SensorsBuild(TablesBuild):
     @field_validator("ahead", mode="wrap")
     @classmethod
     def _up_to(cls, value: Any, parse: Callable[[Any], list[int]]) -> list[int]:
-        steps = parse([*range(1, value + 1)] if type(value) is int else value)
-        if not steps or sorted({*steps}) != steps or steps[0] < 1:
-            raise ValueError(f"{value} is no number of steps and no rising list of them, from 1 on")
+        steps = parse([*range(1, min(value, FARTHEST + 1) + 1)] if type(value) is int else value)
+        if not steps or sorted({*steps}) != steps or steps[0] < 1 or steps[-1] > FARTHEST:
+            raise ValueError(f"{value} is no number of steps and no rising list of them, from 1 on, up to {FARTHEST}")
         return steps
 
     def makers(self) -> Iterator[Make]:
         """Yield a maker for each window, in order of time."""
         table, files = read_table(Path(self.sensors), texts=[self.node_id]), ", ".join(self.files)
         nodes = [str(one) for one in table_column(table, self.node_id, self.sensors)]
+        if "" in nodes:
+            raise InputError(f"{self.sensors}: a row has nothing in the column {self.node_id}; fill it in")
         start, step, readings = self._readings(nodes, files)
         moving = [field for field in self.fields if (field.on, field.keys[0]) in readings]
         inputs = [field.name for field in moving if field.role == "input"]
@@ -96,39 +97,26 @@ class SensorsBuild(TablesBuild):
         network, *more = TablesBuild.makers(self.model_copy(update={"files": [self.sensors], "fields": constant}))
         if more:
             raise InputError(f"{self.sensors} has several graphs; build a store of each, and merge them")
-        graph, values = network(), {key: (one, *filled(one)) for key, one in readings.items()}
+        past, ahead = np.arange(1 - self.window, 1), np.array(self.ahead)
+        columns: dict[Field, tuple[Array, Array]] = {}  # values of all steps, and which of them, from now
+        for field in moving:
+            raw, now_on = readings[field.on, field.keys[0]], field.name in self.known
+            (last, observed), steps = filled(raw), np.concatenate([past, ahead]) if now_on else past
+            parts = {"": (last, steps), OBSERVED: (observed, steps), LAST: (field.scale * last, 0 * ahead)}
+            parts = {"": (raw, ahead)} if field.role == "target" else parts
+            for suffix, column in parts.items():
+                if not (suffix == LAST and now_on):
+                    unit = "" if suffix == OBSERVED else field.unit
+                    shape = (len(column[1]),)
+                    columns[replace(field.field, name=field.name + suffix, shape=shape, unit=unit)] = column
         later = self.ahead[-1] if any(one.role == "target" or one.name in self.known for one in moving) else 0
-        steps = len(next(iter(readings.values())))
+        graph, steps = network(), len(next(iter(readings.values())))
         if steps < self.window + later:
             needed = f"{self.window + later} of a window and what is ahead"
             raise InputError(f"{files}: {steps} steps of {step:g} s, fewer than the {needed}; add readings")
         for now in range(self.window - 1, steps - later):
             span = start + step * np.array([[now - self.window + 1, now + later]])
-            yield partial(self._window, graph, moving, values, now, span, self._shown(start + step * now))
-
-    def _window(
-        self,
-        graph: GraphBatch,
-        fields: list[FieldSettings],
-        values: Mapping[Key, Any],
-        now: int,
-        span: Array,
-        name: str,
-    ) -> GraphBatch:
-        past, ahead = now - np.arange(self.window)[::-1], now + np.array(self.ahead)
-        arrays: dict[Field, Array] = {SPAN: span}
-        for field in fields:
-            raw, last, observed = values[field.on, field.keys[0]]
-            steps = np.concatenate([past, ahead]) if field.name in self.known else past
-            parts = {"": raw[ahead]} if field.role == "target" else {"": last[steps], OBSERVED: observed[steps]}
-            if field.role != "target" and field.name not in self.known:
-                parts[LAST] = field.scale * last[np.full_like(ahead, now)]
-            for suffix, array in parts.items():
-                unit = "" if suffix == OBSERVED else field.unit
-                arrays[replace(field.field, name=field.name + suffix, shape=(len(array),), unit=unit)] = array.T
-        tensors = {field.name: torch.tensor(array, dtype=field.torch_dtype) for field, array in arrays.items()}
-        masks = {field.name: torch.ones(1, dtype=torch.bool) for field in arrays if field.role == "target"}
-        return graph.with_fields(tensors, fields=arrays, masks=masks).with_texts({NAME: [name]})
+            yield partial(_window, graph, columns, now, span, self._shown(start + step * now))
 
     def _readings(self, nodes: list[str], files: str) -> tuple[float, float, dict[Key, Array]]:
         """Return the first time, the step, and values ``[steps, nodes or 1]``."""
@@ -138,11 +126,11 @@ class SensorsBuild(TablesBuild):
         for path in find_files(self.files):
             read = {*nodes, *(key for _, key in keys)} - {TIME, self.node_id}
             table = read_table(path, read, read, [TIME, self.node_id])
-            texts, number_of = np.unique(table_column(table, TIME, path).astype(np.str_), return_inverse=True)
-            seconds = np.array([self._seconds(text.strip(), path) for text in texts])[number_of]
+            texts, number_of = np.unique(table_column(table, TIME, path), return_inverse=True)
+            seconds = np.array([self._seconds(str(text).strip(), path) for text in texts])[number_of]
             long, names = self.node_id in table, [str(one) for one in table.pop(self.node_id, ())]
-            if absent := next((one for one in names if one not in place), None):
-                raise InputError(f"{path} has readings of {absent!r}, no node of {self.sensors}; add it there")
+            if absent := {*names} - {*place}:
+                raise InputError(f"{path} has readings of {min(absent)!r}, no node of {self.sensors}; add it there")
             for name, column in table.items():
                 key: Key = ("node", name) if long else ("node", path.stem) if name in place else ("graph", name)
                 if name == TIME or (long and key not in keys):
@@ -163,17 +151,19 @@ class SensorsBuild(TablesBuild):
         start, step, numbers = self._steps(times, files)
         values = {}
         for key, (seconds, where, column) in columns.items():
-            order = np.lexsort((where, seconds))
-            same = (np.diff(seconds[order]) == 0) & (np.diff(where[order]) == 0)
-            if same.any():
-                row = order[same.argmax()]
+            width, moments, some = (
+                len(nodes) if key[0] == "node" else 1,
+                np.searchsorted(times, seconds),
+                ~np.isnan(column),
+            )
+            once = np.unique(moments * width + where, return_index=True)[1]
+            if len(once) < len(column):
+                row = np.setdiff1d(np.arange(len(column)), once)[0]
                 which = f"{key[1]} of {nodes[where[row]]}" if key[0] == "node" else key[1]
                 raise InputError(f"{files}: {which} has two rows of {self._shown(seconds[row])}; keep one")
-            width, some = len(nodes) if key[0] == "node" else 1, ~np.isnan(column)
-            cells, size = (numbers[np.searchsorted(times, seconds)] * width + where)[some], (numbers[-1] + 1) * width
-            count = np.bincount(cells, minlength=size)
-            mean = np.bincount(cells, column[some], size) / np.maximum(count, 1)
-            values[key] = np.where(count, mean, np.nan).reshape(-1, width)
+            cells, size = (numbers[moments] * width + where)[some], (numbers[-1] + 1) * width
+            count, total = np.bincount(cells, minlength=size), np.bincount(cells, column[some], size)
+            values[key] = np.divide(total, count, out=np.full(size, np.nan), where=count > 0).reshape(-1, width)
         return start, step, values
 
     def _steps(self, times: Array, files: str) -> tuple[float, float, Array]:
@@ -184,10 +174,10 @@ class SensorsBuild(TablesBuild):
         places = (times - start) / step
         numbers = np.ceil(places - CLOSE) if self.step else np.round(places)
         if not self.step and (wrong := np.abs(places - numbers) > CLOSE).any():
-            time = (
-                f"{self._shown(times[wrong.argmax()])} is no whole number of steps of {step:g} s after the first time"
+            raise InputError(
+                f"{files}: {self._shown(times[wrong.argmax()])} is no whole number of steps of {step:g} s after the first time; repair it, or set "
+                "step to its seconds, for means"
             )
-            raise InputError(f"{files}: {time}; repair it, or set step to its seconds, for means")
         if numbers[-1] > MOST * len(times):
             ends = f"{self._shown(times[0])} to {self._shown(times[-1])}"
             raise InputError(f"{files}: {len(times)} times from {ends} are too few for steps of {step:g} s; repair one")
@@ -199,23 +189,30 @@ class SensorsBuild(TablesBuild):
             if self.time_unit and np.isfinite(float(text)):
                 return float(text) * SECONDS[self.time_unit]
             moment = datetime.fromisoformat(text)
-            zone = moment.tzinfo or self.zone
-            if zone is None or moment.year < 1900:  # empty dates of some programs are in the year 1
+            moment = moment.replace(tzinfo=moment.tzinfo or self.zone)
+            if moment.tzinfo is None or moment.year < 1900:  # empty dates of some programs are in the year 1
                 raise ValueError(text)
         except ValueError:
-            form = f"a number of {self.time_unit}" if self.time_unit else "such as 2026-01-31T10:00+01:00"
-            move = (
-                "repair it" if self.time_unit else "repair it, or set zone for times without one, time_unit for numbers"
-            )
-            raise InputError(f"{path}: {text!r} in the column {TIME} is no time, {form}; {move}") from None
-        moment = moment.replace(tzinfo=zone)
+            move = "such as 2026-01-31T10:00+01:00; repair it, or set zone for times without one, time_unit for numbers"
+            move = f"a number of {self.time_unit}; repair it" if self.time_unit else move
+            raise InputError(f"{path}: {text!r} in the column {TIME} is no time, {move}") from None
         if moment.utcoffset() != moment.replace(fold=1).utcoffset():
-            raise InputError(f"{path}: clocks change at {text} in {zone}; write times in UTC or with their offset")
+            raise InputError(
+                f"{path}: clocks change at {text} in {moment.tzinfo}; write times in UTC or with their offset"
+            )
         return moment.timestamp()
 
     def _shown(self, seconds: float) -> str:
-        moment = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(seconds=0 if self.time_unit else float(seconds))
-        return f"{seconds:.15g} s" if self.time_unit else moment.isoformat()
+        return f"{seconds:.15g} s" if self.time_unit else datetime.fromtimestamp(float(seconds), UTC).isoformat()
+
+
+def _window(
+    graph: GraphBatch, columns: dict[Field, tuple[Array, Array]], now: int, span: Array, name: str
+) -> GraphBatch:
+    arrays = {SPAN: span} | {field: array[now + steps].T for field, (array, steps) in columns.items()}
+    tensors = {field.name: torch.tensor(array, dtype=field.torch_dtype) for field, array in arrays.items()}
+    masks = {field.name: torch.ones(1, dtype=torch.bool) for field in arrays if field.role == "target"}
+    return graph.with_fields(tensors, fields=arrays, masks=masks).with_texts({NAME: [name]})
 
 
 def filled(values: Array) -> tuple[Array, Array]:
@@ -224,7 +221,7 @@ def filled(values: Array) -> tuple[Array, Array]:
     A gap has the last value of its column, before the first one the mean of the other columns at that time, else 0.
     """
     observed = ~np.isnan(values)
-    rows = np.maximum.accumulate(np.where(observed, np.arange(len(values))[:, None], -1))
-    last = np.where(rows >= 0, np.take_along_axis(values, np.maximum(rows, 0), axis=0), 0.0)
-    mean = last.sum(1, keepdims=True) / np.maximum((rows >= 0).sum(1, keepdims=True), 1)
-    return np.where(rows >= 0, last, mean), observed.astype(np.float64)
+    rows = np.maximum.accumulate(np.where(observed, np.arange(len(values))[:, None], 0))
+    last = np.take_along_axis(values, rows, axis=0)
+    count = np.maximum((~np.isnan(last)).sum(1, keepdims=True), 1)
+    return np.where(np.isnan(last), np.nansum(last, axis=1, keepdims=True) / count, last), observed.astype(np.float64)

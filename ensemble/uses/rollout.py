@@ -75,7 +75,8 @@ def rollout(
 
     ``graphs`` is what the model takes. ``feedback`` names the prediction that becomes each input; absent: heads with ``correction_of`` do. Other inputs
     stay constant, and ``constant`` names them, or are those of ``later``: graphs of each step after the first. Windows of readings need these; the first
-    value of a prediction is then the newest of the next window. InputError for fields that do not fit, and where a course is no longer finite.
+    value of a prediction is then the newest of the next window. Later readings of other windows are not used: they are gaps, which have the last value of
+    the first graph, unless the build file lists them as ``known``. InputError for fields that do not fit, and where a course is no longer finite.
     """
     if steps < 1:
         raise InputError(f"{steps} steps; roll out at least 1")
@@ -102,7 +103,11 @@ def rollout(
     return Rollout(
         courses={name: torch.stack([course[name] for course in courses]) for name in sources},
         weights=weights,
-        constant=() if later else tuple(name for name in members[0].model.inputs if name not in sources),
+        constant=tuple(
+            name
+            for name in members[0].model.inputs
+            if name not in sources and (not later or name + LAST in batch.fields)
+        ),
         factors={},
         domain=domain,
         lead_times=tuple(lead[0] * step for step in range(1, steps + 1)) if len(lead) == 1 else (),
@@ -114,7 +119,8 @@ def checked_feedback(description: ModelDescription, feedback: Mapping[str, str] 
     """Return the prediction of every input; InputError where they differ."""
     if feedback is None:
         corrected = {head.corrected_input: head.field for head in description.heads if head.corrected_input}
-        feedback = {name.removesuffix(LAST): field for name, field in corrected.items()}
+        window = {name: name.removesuffix(LAST) for name in corrected}
+        feedback = {window[n] if window[n] + OBSERVED in description.inputs else n: one for n, one in corrected.items()}
     if not feedback:
         raise InputError(
             "no prediction becomes an input; say which in feedback, or train heads with correction_of = an input"
@@ -137,10 +143,7 @@ def checked_feedback(description: ModelDescription, feedback: Mapping[str, str] 
 
 
 def check_windows(description: ModelDescription, batches: Sequence[GraphBatch], feedback: Mapping[str, str]) -> None:
-    """Raise InputError unless windows are one step apart; note unpredicted ones."""
-    others = [one for one in description.inputs if one + LAST in description.inputs and one not in feedback]
-    if others and len(batches) > 1:
-        print_note(f"later has readings of {', '.join(others)} that a forecast would not know; predict them, too")
+    """Raise InputError unless windows of readings are one step apart."""
     spans = [batch.graphs.get(TIME_SPAN, torch.zeros(0, 2)) for batch in batches]
     for name in [one for one in feedback if one + OBSERVED in description.inputs and len(batches) > 1]:
         length = description.fields[name].width + description.fields[feedback[name]].width - 1  # if no step is left out
@@ -158,6 +161,7 @@ def course_of(
     """Return the course ``[steps, items, *shape]`` of one member by input."""
     values_of_steps: dict[str, list[Tensor]] = {name: [] for name in feedback}
     changed: dict[str, Tensor] = {}
+    windows = [one for one in model.inputs if {one + LAST, one + OBSERVED} <= {*batches[0].fields}]
     for step, graphs in enumerate(batches):
         batch = graphs.with_fields(changed)
         predictions = model.predict(batch)
@@ -175,6 +179,10 @@ def course_of(
                 changed[name] = torch.cat([batch[name][:, 1:], changed[name]], dim=1)
                 flags = batch[observed]  # what no sensor ever observed stays so
                 changed[observed] = torch.cat([flags[:, 1:], flags.amax(dim=1, keepdim=True)], dim=1)
+        for name in {*windows} - {*feedback}:  # a gap from the first graph on, as in a store that ends there
+            flags, newest = batch[name + OBSERVED], batch[name][:, -1:]
+            changed[name + OBSERVED] = torch.cat([flags[:, 1:], torch.zeros_like(flags[:, :1])], dim=1)
+            changed |= {name: torch.cat([batch[name][:, 1:], newest], dim=1), name + LAST: batch[name + LAST]}
     return {name: torch.stack(values) for name, values in values_of_steps.items()}
 
 

@@ -197,6 +197,7 @@ if __name__ == "__main__":
         mean, *ends = (one.reshape(-1, NODES, AHEAD)[..., LEADS] for one in (found.mean, found.lower, found.upper))
         inside = np.where((ends[0] <= test) & (test <= ends[1]), np.inf, 0)
         show(f"graphs, {run.name}", mean - test, inside if run not in runs else None)
+    show("the same, at starts of roll-outs", (mean - test)[: 1 - AHEAD : AHEAD], inside[: 1 - AHEAD : AHEAD])
     factors = spread_factors(*courses(ensemble, store, parts["calibration"]), nominal=0.9)
     rolled, truths = courses(ensemble, store, parts["test"])
     errors = torch.stack([one.mean("temperature") - true["temperature"] for one, true in zip(rolled, truths)])

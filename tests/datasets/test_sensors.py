@@ -126,6 +126,8 @@ BAD: dict[str, tuple[dict[str, str], dict[str, Any], str]] = {
     "German date": ({"t": "time,a\n31.01.2026,1\n"}, {"zone": "UTC"}, "'31.01.2026' in the column time is no time"),
     "twice": ({"t": LONG + "2026-01-01T00:50Z,a,6\n"}, {}, "t of a has two rows of 2026-01-01T00:50:00+00:00; keep one"),
     "stranger": ({"t": LONG + "2026-01-01T00:50Z,x,6\n"}, {}, "t.csv has readings of 'x', no node of"),
+    "no name": ({"t": LONG + "2026-01-01T00:50Z,,6\n"}, {}, "t.csv has readings of '', no node of"),
+    "a nameless node": ({"nodes": NODES + ",4\n"}, {}, "nodes.csv: a row has nothing in the column sensor; fill it in"),
     "strange column": ({"t": WIDE.replace("a,b", "a,x")}, {}, "t.csv, column x:"),
     "no constant step": ({"t": LONG.replace("00:50Z", "00:47Z")}, {}, "2026-01-01T00:47:00+00:00 is no whole number of steps of 600 s"),
     "wrong year": ({"t": LONG.replace("2026-01-01T00:50Z", "1926-01-01T00:50Z")}, {}, "are too few for steps of 600 s; repair one"),
@@ -134,6 +136,7 @@ BAD: dict[str, tuple[dict[str, str], dict[str, Any], str]] = {
     "infinity": ({"t": LONG.replace(",20\n", ",inf\n")}, {}, "t.csv, column t: it holds texts or infinities"),
     "too short": ({}, {"window": 5}, "6 steps of 600 s, fewer than the 7 of a window and what is ahead"),
     "falling steps": ({}, {"ahead": [2, 1]}, "[2, 1] is no number of steps and no rising list of them"),
+    "far ahead": ({}, {"ahead": 10**9}, "1000000000 is no number of steps and no rising list of them, from 1 on, up to 10000"),
     "no forecast": ({}, {"known": ["level"]}, "have no readings for an input level; add them, or its field"),
     "two meanings": ({"nodes": NODES.replace("level", "t")}, {"fields": [T, NEXT, OUT]}, "nodes.csv has t, too"),
     "a shape": ({}, {"fields": [LEVEL, LENGTH, T | {"shape": [3]}, NEXT, OUT]}, "window and ahead are its shape"),
@@ -151,7 +154,7 @@ def test_readings_that_mean_nothing_are_refused(case: tuple[dict[str, str], Any,
 
 def test_windows_roll_out_on_their_own_predictions(tmp_path: Path) -> None:
     write(tmp_path, t=series(60))
-    built(tmp_path, "store.h5", **HOURS)
+    built(tmp_path, "store.h5", **HOURS | {"fields": [LEVEL, LENGTH, T, NEXT, {"name": "u", "on": "node", "key": "t"}]})
     store = open_store(tmp_path / "store.h5")
     table: dict[str, Any] = {"data": {"store": str(tmp_path / "store.h5")}, "model": {"kind": "pna", "num_layers": 1}}
     table["heads"] = [{"kind": "scalar", "field": "next", "correction_of": "t_last"}]
@@ -160,11 +163,17 @@ def test_windows_roll_out_on_their_own_predictions(tmp_path: Path) -> None:
     hydragnn.build_ensemble([tmp_path / f"run-{seed}" for seed in range(2)], tmp_path / "both")
     model, graphs = hydragnn.load(tmp_path / "both"), [store[[number]] for number in (40, 41, 42)]
     course = rollout(model, graphs[0], 3, later=graphs[1:])
-    assert course.courses["t"].shape == (2, 3, 3, 1) and course.constant == ()
+    assert course.courses["t"].shape == (2, 3, 3, 1) and course.constant == (
+        "u",
+    )  # no forecast knows its later readings
+    other = [one.with_fields({name: one[name] + 9 for name in ("u", "u_last", "u_observed")}) for one in graphs[1:]]
+    assert torch.equal(rollout(model, graphs[0], 3, later=other).courses["t"], course.courses["t"])
     for number, member in enumerate(model.members):
         window, observed = graphs[0]["t"], graphs[0]["t_observed"]
         for step, graph in enumerate(graphs):
             flags = {"t": window, "t_observed": observed, "t_last": window[:, -1:].expand(-1, 2)}
+            flags |= {"u_last": graphs[0]["u_last"], "u": graphs[0]["u"][:, [*range(step, 3), *[2] * step]]}
+            flags["u_observed"] = torch.cat([graphs[0]["u_observed"][:, step:], torch.zeros(3, step)], dim=1)
             mean = member.model.predict(graph.with_fields(flags))["next"].mean[:, :1]
             torch.testing.assert_close(course.courses["t"][number, step], mean)
             window = torch.cat([window[:, 1:], mean.float()], dim=1)
