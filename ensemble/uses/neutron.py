@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from ase import Atoms, units
 from ase.calculators.calculator import Calculator
-from ase.data import atomic_masses
+from ase.data import atomic_masses, atomic_numbers
 from jaxtyping import Float
 from rich.progress import track
 
@@ -30,7 +30,9 @@ FORCE, STEPS = 5e-4, 300  # largest force (eV/Angstrom) and most steps of a rela
 GROWTH = 1.5  # of the volume: it would be another crystal
 GAP = 0.5  # meV, of what rounding and interpolation leave of acoustic branches at the origin, and of imaginary modes
 CUTOFF = 5.0  # Angstrom, of calculators, which do not say theirs, unless their supercell is given
+FINEST = 0.01  # meV, of widths: less is one in eV
 MESH, DIRECTIONS = 0.1, 1000  # 1/Angstrom between points of the density of states; directions for each momentum
+ISOTOPE = 5e-4  # of a mass: beyond the rounding of tables; Ti-48 and Fe-56 are 0.0016 away
 FLOOR = 0.01  # of the largest value: a spectrum is empty below. Spreads have it in addition: equal members may be wrong
 
 
@@ -98,7 +100,7 @@ class NeutronSpectrum:
 
     def _scores(self, reference: "NeutronSpectrum", what: str) -> Float[Array, " scores"]:
         """Return errors over the spread where there is a spectrum."""
-        for name in ("energies", "momenta", "width", "temperature", "pressure"):
+        for name in ("energies", "momenta", "width", "temperature", "pressure", "scattering_lengths"):
             if not np.array_equal(self.settings[name], reference.settings[name]):
                 raise InputError(f"the reference has another {name}; make it with **spectrum.settings")
         mean, truth = self.mean(what), reference.mean(what)
@@ -177,8 +179,12 @@ def neutron_spectrum(
         raise InputError("width, temperature, pressure and lengths are not all finite, or the first two not above 0")
     momenta = _axis("momenta", np.arange(0.25, 8.01, 0.25) if momenta is None else momenta, 0.0, even=False)
     energies = energies if energies is None else _axis("energies", energies, -1e-9, even=True)
+    step = width / 4 if energies is None else energies[1] - energies[0]
+    if width < FINEST or step < width / 100:
+        raise InputError(f"a width of {width:g} and bins of {step:.3g} are too fine for a powder; give both in meV")
     lengths = _lengths(atoms, scattering_lengths or {})
     model = Ensemble.load(model, torch.float64) if isinstance(model, str | Path) else model
+    model = model.ensemble if isinstance(model, EnsembleCalculator) else model
     if not isinstance(model, Ensemble | Calculator):
         raise InputError(f"{model!r:.40} is no model; give a folder, a loaded ensemble, or a calculator of ASE")
     calculators, weights, cutoff = _potentials(model, CUTOFF if supercell is None else 0.0)
@@ -193,16 +199,18 @@ def neutron_spectrum(
         phonons = [_phonons(name, crystal, repeats) for (name, _), crystal in zip(calculators, relaxed)]
         if energies is None:
             highest = max(mesh.frequencies.to("meV").magnitude.max() for _, mesh, _ in phonons)
-            energies = np.arange(width, 1.05 * highest + 2 * width, width / 4)
+            energies = np.arange(width, 1.05 * highest + 2 * width, step)
+        beyond = math.ceil(2 * width / step)  # bins whose share the instrument moves to the first and last energies
+        edges, inside = energies[0] + step * np.arange(-beyond, len(energies) + beyond), slice(beyond, -beyond)
         spectra: dict[str, list[Array]] = {"dos": [], "intensity": []}
-        heat, wide, bins = temperature * ureg("K"), width * ureg("meV"), energies * ureg("meV")
+        heat, wide, bins = temperature * ureg("K"), width * ureg("meV"), edges * ureg("meV")
         for constants, mesh, _ in track(phonons, "spectra", **show):
             how = {"temperature": heat, "energy_bins": bins, "npts": DIRECTIONS, "scattering_lengths": lengths}
             how["dw"] = mesh.calculate_debye_waller(heat)
             rows = [sample_sphere_structure_factor(constants, one * ureg("1/angstrom"), **how) for one in momenta]
-            rows = [one.broaden(wide).y_data.to("mbarn/meV").magnitude for one in rows]
+            rows = [one.broaden(wide).y_data.to("mbarn/meV").magnitude[inside] for one in rows]
             spectra["intensity"].append(np.stack(rows))
-            spectra["dos"].append(mesh.calculate_dos(bins).broaden(wide).y_data.to("1/meV").magnitude)
+            spectra["dos"].append(mesh.calculate_dos(bins).broaden(wide).y_data.to("1/meV").magnitude[inside])
     own = {"energies": energies, "momenta": momenta, "width": width, "temperature": temperature, "pressure": pressure}
     return NeutronSpectrum(
         members={what: np.stack(values) for what, values in spectra.items()},
@@ -221,7 +229,9 @@ def _axis(name: str, values: Any, least: float, even: bool) -> Float[Array, " va
     axis = np.asarray(values, dtype=np.float64)
     rises = axis.ndim == 1 and np.isfinite(axis).all() and (np.diff(axis, prepend=least) > 0).all()
     if not rises or (even and (len(axis) < 3 or np.ptp(np.diff(axis)) > 1e-6 * axis[-1])):
-        raise InputError(f"{name} do not rise; give |Q| in 1/Angstrom, and even edges of two or more bins in meV")
+        raise InputError(
+            f"{name} do not rise from 0; give |Q| in 1/Angstrom, or edges of even bins, two or more, in meV"
+        )
     return axis
 
 
@@ -234,13 +244,20 @@ def _lengths(atoms: Atoms, own: Mapping[str, float]) -> dict[str, Any]:
     if not crystal or not np.linalg.det(atoms.cell.array) > 1e-6:
         what = getattr(atoms, "symbols", type(atoms).__name__)
         raise InputError(f"{what} is no crystal; give ase.Atoms with a right-handed cell and three periodic axes")
+    if unknown := own.keys() - atomic_numbers.keys():
+        raise InputError(f"scattering_lengths: {sorted(unknown)} are no elements; name isotopes by their element")
     table, lengths = LegacyJsonData("Sears1992"), {one: length * ureg("fm") for one, length in own.items()}
-    for symbol, number, mass in set(zip(atoms.symbols, atoms.numbers, atoms.get_masses())):
-        hint = f"give scattering_lengths = {{{symbol!r}: ...}} in fm"
-        if symbol not in own and abs(mass / atomic_masses[number] - 1) > 0.01:
+    for number, symbol in set(zip(atoms.numbers, atoms.symbols)):
+        masses = atoms.get_masses()[atoms.numbers == number]
+        if np.ptp(masses) > ISOTOPE * masses[0]:
+            raise InputError(f"{symbol} has several masses, but one scattering length; give an element one mean mass")
+        if symbol in own:
+            continue
+        mass, hint = masses[0], f"give scattering_lengths = {{{symbol!r}: ...}} in fm"
+        if abs(mass / atomic_masses[number] - 1) > ISOTOPE:
             raise InputError(f"{symbol} of mass {mass:g} is an isotope with a scattering length of its own; {hint}")
         try:
-            lengths.setdefault(symbol, own.get(symbol) or table.get_value(symbol, mass, "coherent_scattering_length"))
+            lengths[symbol] = table.get_value(symbol, mass, "coherent_scattering_length")
         except KeyError as error:
             raise InputError(f"no scattering length of {symbol} is known (Sears 1992); {hint}") from error
     return lengths
@@ -282,7 +299,7 @@ def _relaxed(name: str, calculator: Calculator, atoms: Atoms, pressure: float | 
         )
     crystal = atoms.copy()
     crystal.calc = calculator
-    crystal.set_constraint(FixSymmetry(crystal))
+    crystal.set_constraint(FixSymmetry(crystal) if _is_symmetric(crystal) else None)
     moves = crystal if pressure is None else FrechetCellFilter(crystal, scalar_pressure=pressure * units.GPa)
     converged, times = False, 1.0
     for converged in BFGS(moves, logfile=None, maxstep=0.05).irun(FORCE, STEPS):  # FixSymmetry takes small steps alone
@@ -296,6 +313,16 @@ def _relaxed(name: str, calculator: Calculator, atoms: Atoms, pressure: float | 
     return crystal
 
 
+def _is_symmetric(crystal: Atoms) -> bool:
+    """Return whether atoms of an element differ in place alone."""
+    names = {"initial_magmoms", "initial_charges"}  # what symmetry by elements overlooks
+    if isinstance(crystal.calc, EnsembleCalculator):
+        structures = crystal.calc.structures
+        names |= {structures.key(crystal, one) for one in structures.fields}
+    read, numbers = [crystal.arrays[name] for name in names & {*crystal.arrays}], {*crystal.numbers}
+    return not any(np.ptp(values[crystal.numbers == one], axis=0).any() for values in read for one in numbers)
+
+
 def _phonons(name: str, crystal: Atoms, repeats: Sequence[int]) -> tuple[Any, Any, Float[Array, "3 3"]]:
     """Return force constants, modes and cell; InputError for unstable crystals."""
     from euphonic import ForceConstants, ureg
@@ -305,7 +332,10 @@ def _phonons(name: str, crystal: Atoms, repeats: Sequence[int]) -> tuple[Any, An
 
     what = {"symbols": list(crystal.symbols), "masses": crystal.get_masses(), "cell": crystal.cell.array}
     cell = PhonopyAtoms(**what, scaled_positions=crystal.get_scaled_positions())
-    phonopy = Phonopy(cell, supercell_matrix=np.diag(repeats), primitive_matrix="auto")
+    how: dict[str, Any] = (
+        {"primitive_matrix": "auto"} if _is_symmetric(crystal) else {"primitive_matrix": "P", "is_symmetry": False}
+    )
+    phonopy = Phonopy(cell, supercell_matrix=np.diag(repeats), **how)
     phonopy.generate_displacements()
     origin, forces = [phonopy.supercell.u2u_map[one] for one in phonopy.supercell.s2u_map], []
     for displaced in phonopy.supercells_with_displacements:

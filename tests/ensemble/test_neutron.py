@@ -15,6 +15,7 @@ from ase.build import bulk
 from ase.calculators.calculator import Calculator, all_changes
 from ase.calculators.emt import EMT
 from ase.calculators.lj import LennardJones
+from euphonic.powder import _get_qpts_sphere
 from phonopy import Phonopy
 from phonopy.structure.atoms import PhonopyAtoms
 
@@ -84,6 +85,62 @@ def test_intensities_follow_the_laws_of_scattering(spectrum: NeutronSpectrum) ->
     assert rise[0] / rise[1] == pytest.approx(occupation[0] / occupation[1], rel=0.05)
 
 
+def test_a_cut_has_the_values_of_the_whole(spectrum: NeutronSpectrum) -> None:
+    cut = neutron_spectrum(argon(), ARGON, **{**spectrum.settings, "energies": spectrum.settings["energies"][80:121]})
+    for what in ("dos", "intensity"):
+        assert np.allclose(cut.mean(what), spectrum.mean(what)[..., 80:120], rtol=1e-9)
+
+
+def test_intensities_are_those_of_modes_by_phonopy() -> None:
+    atoms, lengths = Atoms("AuCu3", [[0, 0, 0], *(1.854 * (1 - np.eye(3)))], cell=[3.708] * 3, pbc=True), [-5, 8, 8, 8]
+    options = {"momenta": [2.5], "supercell": (3, 3, 3), "pressure": None, "temperature": 50.0}
+    own = neutron_spectrum(EMT(), atoms, **options, scattering_lengths={"Au": -5.0, "Cu": 8.0})
+    phonopy = Phonopy(
+        PhonopyAtoms(atoms.symbols, cell=atoms.cell, scaled_positions=atoms.get_scaled_positions()),
+        np.diag([3] * 3),
+        "P",
+    )
+    phonopy.generate_displacements()
+    phonopy.forces = [
+        Atoms(one.symbols, one.positions, cell=one.cell, pbc=True, calculator=EMT()).get_forces()
+        for one in phonopy.supercells_with_displacements
+    ]
+    phonopy.produce_force_constants()
+    q = 2.5 * _get_qpts_sphere(60, sampling="golden")
+    phonopy.run_qpoints(q @ atoms.cell.array.T / (2 * np.pi), with_eigenvectors=True)
+    modes, mass = phonopy.qpoints, units._hbar**2 / (units._amu * units._e) * 1e23  # meV amu Angstrom^2
+    energies, vectors = (
+        modes.frequencies * 2e15 * np.pi * units._hbar / units._e,
+        modes.eigenvectors.reshape(60, 4, 3, 12),
+    )
+    waves = np.einsum("nkam,na,k->nm", vectors.conj(), q, lengths / np.sqrt(atoms.get_masses()))
+    sums = 10 * mass * np.abs(waves) ** 2 / (8 * energies * -np.expm1(-energies / (1e3 * units.kB * 50)))
+    total = own.mean("intensity").sum() * np.diff(own.energies)[0]
+    assert 0.9 < total / (sums.sum() / 60) < 1  # Debye and Waller's factor
+
+
+class Moments(EMT):
+    """EMT to which atoms with moments below 0 are gold."""
+
+    def calculate(self, atoms: Any = None, properties: Any = None, system_changes: Any = all_changes) -> None:
+        changed = (atoms or self.atoms).copy()
+        changed.numbers = np.where(changed.get_initial_magnetic_moments() < 0, 79, 29)
+        super().calculate(changed, properties or ["forces"], all_changes)
+
+
+def test_moments_lower_the_symmetry_to_that_of_two_elements() -> None:
+    atoms = bulk("Cu", "bcc", a=2.96, cubic=True)
+    atoms.set_cell([2.8, 2.8, 3.7], scale_atoms=True)
+    alloy = atoms.copy()
+    atoms.set_initial_magnetic_moments([1, -1])
+    alloy.symbols[1] = "Au"
+    alloy.set_masses([63.546] * 2)
+    options = {"momenta": [2.0], "supercell": (3, 3, 2), "scattering_lengths": {"Cu": 7.7, "Au": 7.7}}
+    expected = neutron_spectrum(EMT(), alloy, **options)
+    own = neutron_spectrum(Moments(), atoms, **expected.settings)
+    assert np.abs(own.mean() - expected.mean()).sum() < 0.005 * expected.mean().sum()
+
+
 def test_every_member_has_the_spectrum_of_its_run(
     strained: tuple[Path, Atoms], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -103,6 +160,7 @@ def drawn(seed: int, noise: float = 0.2, model: str = "m") -> tuple[NeutronSpect
     truth = {"dos": 1 + random.random(80), "intensity": 1 + random.random((4, 80))}
     plain = {"energies": edges[1:] - 0.25, "momenta": np.arange(1.0, 5)}
     settings = plain | {"energies": edges, "pressure": float(seed), "width": 1.5, "temperature": 300.0}
+    settings["scattering_lengths"] = None
 
     def of(count: int, scale: float) -> NeutronSpectrum:
         members = {what: one + scale * random.normal(size=(count, *one.shape)) for what, one in truth.items()}
@@ -141,6 +199,11 @@ def test_a_band_holds_as_often_as_it_says_on_other_crystals(level: float, tmp_pa
         ("of the same ensemble", OWN.calibrated, [[drawn(1, model="another")]]),
         ("another pressure", BAND.coverage, [drawn(1)[1]]),
         ("another energies", BAND.coverage, [replace(TRUTH, settings=TRUTH.settings | {"energies": np.arange(9.0)})]),
+        (
+            "another scattering_lengths",
+            BAND.coverage,
+            [replace(TRUTH, settings=TRUTH.settings | {"scattering_lengths": {"Cu": 6.4}})],
+        ),
         ("saved as .npz", BAND.save, ["spectrum.h5"]),
     ],
 )
@@ -156,8 +219,9 @@ class Substrate(EMT):
         self.results["forces"] = self.results["forces"] - 0.1 * np.sin(4 * np.pi * self.atoms.positions / 3.6)
 
 
-COPPER, HEAVY, POLONIUM = bulk("Cu", a=3.6), bulk("Cu", a=3.6), bulk("Po", a=3.3)
-HEAVY.set_masses([65.0])
+COPPER, HEAVY, MIXED, POLONIUM = bulk("Cu", a=3.6), bulk("Ti"), bulk("Cu", a=3.6, cubic=True), bulk("Po", a=3.3)
+HEAVY.set_masses([47.948] * 2)
+MIXED.set_masses([63.0, 65.0] * 2)
 
 
 @pytest.mark.parametrize(
@@ -167,7 +231,11 @@ HEAVY.set_masses([65.0])
         ("X is no crystal", EMT(), Atoms("X", [[np.nan] * 3], cell=np.eye(3), pbc=True), {}),
         ("right-handed cell", EMT(), Atoms("Cu", cell=-np.eye(3), pbc=True), {}),
         ("no scattering length of Po", EMT(), POLONIUM, {}),
-        ("Cu of mass 65 is an isotope", EMT(), HEAVY, {}),
+        ("Ti of mass 47.948 is an isotope", EMT(), HEAVY, {}),
+        ("Cu has several masses", EMT(), MIXED, {"scattering_lengths": {"Cu": 6.4}}),
+        ("'63Cu'.* are no elements", EMT(), COPPER, {"scattering_lengths": {"63Cu": 6.4}}),
+        ("give both in meV", EMT(), COPPER, {"width": 0.0015}),
+        ("give both in meV", EMT(), COPPER, {"energies": np.arange(0, 0.04, 0.0005)}),
         ("not all finite", EMT(), COPPER, {"scattering_lengths": {"Cu": np.nan}}),
         ("momenta do not rise", EMT(), COPPER, {"momenta": [2, 1]}),
         ("energies do not rise", EMT(), COPPER, {"energies": [0, np.nan]}),
