@@ -341,7 +341,7 @@ def read_tess(path: Path, settings: MicrostructureBuild) -> GraphBatch:
 
 def _lists(words: list[str], more: int) -> list[list[int]]:
     """Return lists of numbers that follow an id and their count."""
-    lists, place = [], 1
+    lists, place = list[list[int]](), 1
     for _ in range(int(words[0])):
         count = int(words[place + 1])
         if int(words[place]) != len(lists) + 1:
