@@ -190,6 +190,8 @@ def write_course(
         for _ in range(hours * STEPS_PER_HOUR):
             water.step(HOUR / STEPS_PER_HOUR)
         states.append(water.frame(north, 2 * rows))
+    calm = [Run(run.speed, run.depth, run.angle) for run in runs]
+    steady = Water(calm, top).frame(north, 2 * rows)
     functions = legendre(np.sin(np.radians(north)), top)
     bed = water.harmonics.grid(water.bed_spectrum, functions[0], 2 * rows)
     for number, (run, path) in enumerate(zip(runs, paths)):
@@ -205,6 +207,13 @@ def write_course(
         }
         north_, east_ = np.radians(north)[:, None], np.radians(east)[None]
         coriolis = Water.beginning(run, north_, east_)[0]
+        area = np.broadcast_to(np.cos(np.radians(north))[:, None], bed[number].shape)
+        mean = np.average(values["height"][1][0], weights=area)
+        for name, unit in units.items():
+            own = steady[name][number]
+            values[f"departed_{name}"] = (place, (values[name][1] - own).astype(np.float32), {"units": unit})
+            values[f"steady_{name}"] = (place[1:], own - (mean if name == "height" else 0), {"units": unit})
+        values["mean_height"] = (place[1:], np.full(area.shape, mean), {"units": "m"})
         values["orography"] = (place[1:], bed[number].astype(np.float32), {"units": "m"})
         values["coriolis"] = (place[1:], coriolis.astype(np.float32), {"units": "s**-1"})
         xarray.Dataset(values, axes, {"Conventions": "CF-1.11"}).to_netcdf(path, engine="h5netcdf")
