@@ -101,8 +101,8 @@ class SensorsBuild(TablesBuild):
         columns: dict[Field, tuple[Array, Array]] = {}  # values of all steps, and which of them, from now
         for field in moving:
             raw, now_on = readings[field.on, field.keys[0]], field.name in self.known
-            (last, observed), steps = filled(raw), np.concatenate([past, ahead]) if now_on else past
-            parts = {"": (last, steps), OBSERVED: (observed, steps), LAST: (field.scale * last, 0 * ahead)}
+            (last, observed), reach = filled(raw), np.concatenate([past, ahead]) if now_on else past
+            parts = {"": (last, reach), OBSERVED: (observed, reach), LAST: (field.scale * last, 0 * ahead)}
             parts = {"": (raw, ahead)} if field.role == "target" else parts
             for suffix, column in parts.items():
                 if not (suffix == LAST and now_on):

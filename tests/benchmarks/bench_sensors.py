@@ -6,7 +6,7 @@ Water of two plants reaches 38 nodes through pipes; every other node mixes two. 
 by night. Consumers draw by hour, weather and chance; plants follow weather, night, and a dispatch that jumps. Readings have noise of .3 K, and a tenth is missing.
 All models have the same windows of two hours, weather to come and split of time. Prints mean absolute errors of the test part in K against readings, and the share
 of these in 90 % intervals, 10 minutes, 1 and 2 hours ahead. Intervals of baselines are quantiles of calibration errors, by node; ridge penalties are chosen on
-validation. Finished runs in OUT are taken as they are.
+validation. Finished runs in OUT are taken as they are, and heat-network.png shows the middle test window.
 """
 
 import csv
@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from matplotlib import pyplot
 from numpy.typing import NDArray
 from scipy.signal import lfilter
 from sklearn.ensemble import HistGradientBoostingRegressor
@@ -25,6 +26,7 @@ import hydragnn
 from hydragnn.datasets import DiskStore, make_split, open_store
 from hydragnn.datasets.settings import SplitSettings
 from hydragnn.ensemble import Ensemble, rollout, spread_factors
+from hydragnn.graphs import GraphBatch
 
 Array = NDArray[np.float64]
 Rows = NDArray[np.int64]
@@ -157,6 +159,28 @@ def show(name: str, errors: Array, widths: Array | None = None) -> None:
     print(f"| {name} | {' | '.join(cells)} |", flush=True)
 
 
+def draw(graph: GraphBatch, forecast: Any, path: Path) -> None:
+    """Draw a network by temperature, and forecasts of three of its nodes."""
+    figure, axes = pyplot.subplot_mosaic([["map", name] for name in "abc"], figsize=(12, 5), layout="constrained")
+    depth, height = graph["depth"].numpy(), np.random.default_rng(0).random(NODES)
+    ends = torch.stack([graph.senders, graph.receivers])[:, graph["downstream"] > 0].numpy()
+    axes["map"].plot(depth[ends], height[ends], color="0.8", zorder=1)
+    points = axes["map"].scatter(depth, height, c=graph["temperature"][:, -1].numpy(), cmap="inferno", zorder=2)
+    figure.colorbar(points, ax=axes["map"], label="temperature now, degC")
+    axes["map"].set(xlabel="metres of pipes from the plants", yticks=[])
+    past, ahead = np.arange(1 - WINDOW, 1) / 6, np.arange(1, AHEAD + 1) / 6
+    for name, node in zip("abc", np.argsort(depth)[[NODES // 5, NODES // 2, -1]]):
+        read = graph["temperature_observed"][node].numpy() > 0
+        axes[name].plot(past[read], graph["temperature"][node].numpy()[read], "k.")
+        axes[name].plot(ahead, graph["ahead"][node].numpy(), "ko", fillstyle="none", markersize=4)
+        axes[name].plot(ahead, forecast.mean[node])
+        axes[name].fill_between(ahead, forecast.lower[node], forecast.upper[node], alpha=0.25)
+        axes[name].set(ylabel=f"{depth[node] / 1000:.1f} km")
+    axes["a"].set_title("readings, later ones (open), forecast with 90 % band")
+    axes["c"].set_xlabel("hours from now")
+    figure.savefig(path)
+
+
 if __name__ == "__main__":
     out, place = Path(sys.argv[1]), Path(sys.argv[1]) / "heat.h5"
     if not place.exists():
@@ -198,6 +222,8 @@ if __name__ == "__main__":
         inside = np.where((ends[0] <= test) & (test <= ends[1]), np.inf, 0)
         show(f"graphs, {run.name}", mean - test, inside if run not in runs else None)
     show("the same, at starts of roll-outs", (mean - test)[: 1 - AHEAD : AHEAD], inside[: 1 - AHEAD : AHEAD])
+    some = store[[int(parts["test"][len(parts["test"]) // 2])]]
+    draw(some, ensemble.predict(some)["ahead"], out / "heat-network.png")
     factors = spread_factors(*courses(ensemble, store, parts["calibration"]), nominal=0.9)
     rolled, truths = courses(ensemble, store, parts["test"])
     errors = torch.stack([one.mean("temperature") - true["temperature"] for one, true in zip(rolled, truths)])
