@@ -56,7 +56,7 @@ class ClimateBuild(ObjectsBuild):
         steps = [0, *(field.step for field in self.fields)]
         for some in [files] if self.joined else [[one] for one in files]:
             run, frames = " to ".join({some[0][0]: 0, some[-1][0]: 0}), self._frames(some)
-            changing = {key: [*one] for key, one in frames.items() if STATIC not in one} or {"": [0.0]}
+            changing = {key: [*one] for key, one in frames.items() if STATIC not in one} or {"every constant": [0.0]}
             times = np.array(sorted(set.intersection(*map(set, changing.values()))))
             whole = self._complete(times, min(steps), max(steps), run)
             if not whole:
@@ -64,9 +64,7 @@ class ClimateBuild(ObjectsBuild):
                 move = f"{key} has {len(few)}; give more files, and constants without a time axis"
                 raise InputError(f"{run}: {len(times)} times that all fields have are too few; {move}")
             if absent := len(set().union(*changing.values())) - len(whole) + min(steps) - max(steps):
-                print_note(
-                    f"{run}: {absent} frames are left out, for gaps in their steps or fields without values then"
-                )
+                print_note(f"{run}: {absent} frames are left out, for gaps in their steps or absent fields")
             mesh = self._mesh(frames)
             yield from (self.maker(frames, (mesh, times), run, number) for number in whole)
 

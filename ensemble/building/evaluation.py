@@ -160,14 +160,14 @@ def with_fields(
 ) -> TargetEvaluation:
     """Return the evaluation with scores by volumes, persistence and climatology."""
     use, width = outputs.usable(target), target.field.width
-    simple = {PERSISTENCE: outputs.weights.get(f"{PERSISTENCE} {target.field.name}")}
+    known = {PERSISTENCE: outputs.weights.get(f"{PERSISTENCE} {target.field.name}")}
     if usual is not None and {*outputs.nodes_per_graph.tolist()} == {len(usual)}:
-        simple["climatology"] = np.concatenate([usual] * len(outputs.graphs))
-    simple = {name: values[use] for name, values in simple.items() if values is not None}
-    labels, volumes, known = outputs.labels[target.name][use], outputs.weights.get(VOLUME), simple.get("climatology")
+        known["climatology"] = np.concatenate([usual] * len(outputs.graphs))
+    simple = {name: values[use] for name, values in known.items() if values is not None}
+    labels, volumes = outputs.labels[target.name][use], outputs.weights.get(VOLUME)
 
-    def scores(mean: Array) -> Metrics:
-        return {} if volumes is None else volume_scores(labels, mean, volumes[use], known)
+    def scores(mean: Array) -> dict[str, float]:
+        return {} if volumes is None else volume_scores(labels, mean, volumes[use], simple.get("climatology"))
 
     means = [own.tensors()["mean"].double().numpy() for own in outputs.of(target, use)]
     members = {own: {**one.members[own], **scores(mean)} for own, mean in zip(names, means) if own in one.members}
