@@ -84,6 +84,7 @@ def check_models(settings: CampaignSettings, space: Space) -> None:
     idle: list[dict[str, str]] = []
 
     def check(config: AnyConfig) -> None:
+        check_own_code(config)
         idle.append(check_model(config, stores))
         for path in searched & idle[-1].keys():
             raise InputError(f"{idle[-1][path]}; where others let it act, give it a when = {{...}}")

@@ -256,6 +256,16 @@ def test_a_condition_holds_on_the_grid_of_a_range_whatever_the_rounding() -> Non
     assert [round(point["dropout"], 1) for point in points if "layers" in point] == [0.3, 0.3]
 
 
+@pytest.mark.parametrize("choices", [["lamb", "adamw"], ["adamw", "lamb"]])
+def test_the_package_of_a_choice_is_missed_before_the_first_trial(
+    table: dict[str, Any], choices: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hydragnn.runs.plan.find_spec", lambda name: None)
+    campaign = campaign_with(table, {}, {"train.optimizer": {"type": "categorical", "choices": choices}})
+    with pytest.raises(InputError, match=r"lamb needs the package pytorch_optimizer; .*\[optimizers\]"):
+        check_campaign(campaign, space_of(campaign.search.space))
+
+
 @pytest.mark.parametrize(
     ("choices", "kept"),
     [
