@@ -1,6 +1,6 @@
 """Final errors at 1, 8 and 64 times the batch, at equal epochs: AdamW as it stands, by the rule for its rate, and LAMB by the rule.
 
-    python -m tests.benchmarks.bench_batches STORE OUT [--seeds 0 1 2] [--rates adamw=1e-3 lamb=5e-3]
+    python -m tests.benchmarks.bench_batches STORE OUT [--seeds 0 1 2] [--rates adamw=4e-3 lamb=5e-3] [--epochs 112]
 
 ``STORE`` is that of the recipe ``qm9`` with a cutoff of 4. Rates are those for ``BASE`` graphs a step.
 Printed are errors on graphs of the test part, which nothing has seen, of every seed, with mean and standard deviation. The model is that which the run keeps.
@@ -15,6 +15,7 @@ import numpy as np
 import hydragnn
 from hydragnn.datasets import Budget, make_split, open_store
 from hydragnn.models import load_model
+from hydragnn.record import read_record
 from hydragnn.runs.folder import trained_config
 from hydragnn.training.evaluate import errors_on
 
@@ -38,10 +39,10 @@ def error_of(store: Path, folder: Path, seed: int, batch: int, train: dict[str, 
         seed,
     ]
     out = folder / "-".join(map(str, words))
-    if not (out / "record.json").is_file():
+    if not (out / "record.json").is_file() or read_record(out).status != "finished":
         table = {**TABLE, "data": {"store": str(store)}, "batch": {"max_graphs": batch}}
         table |= {"split": {**TABLE["split"], "seed": seed}, "train": {**TABLE["train"], **train, "seed": seed}}
-        hydragnn.train(table, out, quiet=True)
+        hydragnn.train(table, out, quiet=True, resume=(out / "record.json").is_file())
     config = trained_config(out).of_branch("")
     graphs, model = open_store(config.data.store), load_model(out / "model")
     test = make_split(graphs, config.split).test[:JUDGED]
@@ -54,9 +55,9 @@ def main() -> None:
     parser.add_argument("store", type=Path)
     parser.add_argument("out", type=Path)
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    parser.add_argument("--rates", nargs="+", default=["adamw=1e-3", "lamb=5e-3"])
+    parser.add_argument("--rates", nargs="+", default=["adamw=4e-3", "lamb=5e-3"])
     parser.add_argument("--times", nargs="+", type=int, default=[*TIMES])
-    parser.add_argument("--epochs", type=int, default=128)
+    parser.add_argument("--epochs", type=int, default=112)
     args = parser.parse_args()
     for times in args.times:
         for rate in args.rates:
