@@ -31,7 +31,7 @@ class TrainSettings(Settings):
 
     removed: ClassVar = {"compile": ..., "tensorboard": ...}
 
-    seldom: ClassVar = frozenset({"callbacks"})
+    seldom: ClassVar = frozenset({"callbacks", "base_batch"})
 
     epochs: int = Field(default=100, ge=1)
     """Full budget in epochs; schedules span it, whatever the segments."""

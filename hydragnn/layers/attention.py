@@ -85,8 +85,10 @@ def attention_over_ranks(
     whole = others.new_zeros(sum(sizes), others.shape[1]).index_add(0, rows, exchange.owned(others))
     read = []
     for own, of_graph in zip(queries.split(graph.nodes_per_graph.tolist()), exchange.total(whole).split(sizes)):
-        keys, values = (by_head(part.unsqueeze(0), heads) for part in of_graph.split(widths, dim=1))
-        one = attention_in_full(by_head(own.unsqueeze(0), heads), keys, values, None)  # [1, heads, nodes, width]
+        read_keys, read_values = (by_head(part.unsqueeze(0), heads) for part in of_graph.split(widths, dim=1))
+        one = attention_in_full(
+            by_head(own.unsqueeze(0), heads), read_keys, read_values, None
+        )  # [1, heads, nodes, width]
         read.append(one[0].transpose(0, 1).flatten(1))
     return torch.cat([values[:0], *read])
 

@@ -39,7 +39,7 @@ def batch_factor(settings: TrainSettings, graphs: float) -> float:
     Linear for SGD (Goyal et al. 2017, arXiv:1706.02677); the square root for Adam and its like (Malladi et al. 2022, arXiv:2205.10287,
     whose moments change, too; these stay).
 
-    >>> batch_factor(TrainSettings(base_batch=8), 512), batch_factor(TrainSettings(base_batch=8, optimizer="sgd"), 512)
+    >>> batch_factor(TrainSettings(base_batch=8), 512.0), batch_factor(TrainSettings(base_batch=8, optimizer="sgd"), 512.0)
     (8.0, 64.0)
     """
     ratio = graphs / settings.base_batch if settings.base_batch else 1.0

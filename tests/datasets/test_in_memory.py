@@ -149,7 +149,7 @@ REFUSED: list[tuple[str, Callable[[], Any], dict[str, Any], str]] = [
     ("ase", lambda: crystal(0), {"index": "-1"}, "index: this is about files"),
     ("ase", shared_calculator, {"fields": PHYSICS}, "structure 0: the stored energy belongs to other positions"),
     ("ase", lambda: Atoms("Cu", calculator=EMT()), {"fields": PHYSICS}, "the calculator nothing yet; name the right"),
-    ("voxels", lambda: MANY, {}, "kind = 'voxels' takes files; data are for ase, networkx and pyg"),
+    ("voxels", lambda: MANY, {}, "kind = 'voxels' takes files; data are for ase, climate, networkx and pyg"),
 ]
 
 

@@ -77,6 +77,7 @@ def test_a_forgotten_part_is_an_error_at_import() -> None:
 def test_every_file_of_sources_is_a_kind() -> None:
     assert list(registry.sources()) == [
         "ase",
+        "climate",
         "hydragnn",
         "mesh",
         "microstructure",

@@ -25,6 +25,7 @@ SMALLER = {
     "public-ensemble": {"range(1400)": "range(120)", "[:400]": "[:100]", "[400:]": "[100:]", "[:240]": "[:40]", "[240:320]": "[40:70]",
         "[320:]": "[70:]", "epochs=60": "epochs=2"},
     "grains-from-images": {"range(240)": "range(40)", "epochs = 150": "epochs = 2", "trials = 6": "trials = 4", "[30]": "[1]", "high = 32": "high = 12"},
+    "sphere": {"73, 3": "16, 3", "hidden_dim = 24": "hidden_dim = 8", "epochs = 20": "epochs = 1", "store, steps = open_store(\"flow.h5\"), 20": "store, steps = open_store(\"flow.h5\"), 3", "(0, 7, 19)": "(0, 1, 2)"},
     "maps-of-orientations": {"range(2000)": "range(40)", "epochs = 40": "epochs = 2"},
 }  # fmt: skip
 """Pages, and what the tests shorten; every entry must occur."""
@@ -77,7 +78,7 @@ def test_own_loops_on_torch_geometric(root: Path, tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.usefixtures("undrawn")
-@pytest.mark.parametrize("page", ["meshes-in-time", "sensors", "grains-from-images", "maps-of-orientations"])
+@pytest.mark.parametrize("page", ["meshes-in-time", "sensors", "grains-from-images", "maps-of-orientations", "sphere"])
 def test_other_scales(page: str, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Call) -> None:
     monkeypatch.chdir(tmp_path)
     run(page, root, call, {})
