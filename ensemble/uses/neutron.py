@@ -166,12 +166,11 @@ def neutron_spectrum(
     Each member relaxes the cell within its symmetry at ``pressure`` (GPa; None keeps the cell), and has force constants by finite displacements in
     ``supercell`` (repetitions; by default wider than twice the cutoff). ``energies`` are edges of bins in meV, ``momenta`` |Q| in 1/Angstrom, ``width`` the instrument's full
     width at half maximum in meV, ``temperature`` is in K. ``scattering_lengths`` in fm by element replace those of Sears (1992), as for isotopes.
-    ``model`` is a folder, an ensemble, or a calculator of ASE as a reference. InputError for what has no spectrum, as molecules and unstable crystals.
+    ``model`` is a folder, which may name classes of the modules in ``allow_code``, an ensemble, or a calculator of ASE as a reference. InputError for what has no spectrum, as molecules and unstable crystals.
     """
     try:
+        import euphonic  # noqa: F401
         import phonopy  # noqa: F401
-        from euphonic import ureg
-        from euphonic.powder import sample_sphere_structure_factor
     except ImportError as error:
         raise MissingPackageError("euphonic", "neutron", "a neutron spectrum") from error
     numbers = [width, temperature, pressure or 0.0, *(scattering_lengths or {}).values()]
@@ -200,29 +199,43 @@ def neutron_spectrum(
         if energies is None:
             highest = max(mesh.frequencies.to("meV").magnitude.max() for _, mesh, _ in phonons)
             energies = np.arange(width, 1.05 * highest + 2 * width, step)
-        beyond = math.ceil(2 * width / step)  # bins whose share the instrument moves to the first and last energies
-        edges, inside = energies[0] + step * np.arange(-beyond, len(energies) + beyond), slice(beyond, -beyond)
-        spectra: dict[str, list[Array]] = {"dos": [], "intensity": []}
-        heat, wide, bins = temperature * ureg("K"), width * ureg("meV"), edges * ureg("meV")
-        for constants, mesh, _ in track(phonons, "spectra", **show):
-            how = {"temperature": heat, "energy_bins": bins, "npts": DIRECTIONS, "scattering_lengths": lengths}
-            how["dw"] = mesh.calculate_debye_waller(heat)
-            rows = [sample_sphere_structure_factor(constants, one * ureg("1/angstrom"), **how) for one in momenta]
-            rows = [one.broaden(wide).y_data.to("mbarn/meV").magnitude[inside] for one in rows]
-            spectra["intensity"].append(np.stack(rows))
-            spectra["dos"].append(mesh.calculate_dos(bins).broaden(wide).y_data.to("1/meV").magnitude[inside])
-    own = {"energies": energies, "momenta": momenta, "width": width, "temperature": temperature, "pressure": pressure}
+        own = {"energies": energies, "momenta": momenta, "width": width, "temperature": temperature}
+        pairs = [_spectra(*one[:2], lengths, **own) for one in track(phonons, "spectra", **show)]
     return NeutronSpectrum(
-        members={what: np.stack(values) for what, values in spectra.items()},
+        members={what: np.stack(values) for what, values in zip(("dos", "intensity"), zip(*pairs))},
         energies=(energies[1:] + energies[:-1]) / 2,
         momenta=momenta,
-        settings=own | {"supercell": repeats, "scattering_lengths": scattering_lengths},
+        settings=own | {"pressure": pressure, "supercell": repeats, "scattering_lengths": scattering_lengths},
         model=model.digest if isinstance(model, Ensemble) else "",
         names=tuple(name for name, _ in calculators),
         weights=weights / weights.sum(),
         cells=np.stack([cell for *_, cell in phonons]),
         domain=domain,
     )
+
+
+def _spectra(
+    constants: Any,
+    mesh: Any,
+    lengths: dict[str, Any],
+    energies: Array,
+    momenta: Array,
+    width: float,
+    temperature: float,
+) -> tuple[Array, Array]:
+    """Return the density of states and S(|Q|, E), as the instrument sees them."""
+    from euphonic import ureg
+    from euphonic.powder import sample_sphere_structure_factor
+
+    step = energies[1] - energies[0]
+    beyond = math.ceil(2 * width / step)  # bins whose share the instrument moves to the first and last energies
+    edges, inside = energies[0] + step * np.arange(-beyond, len(energies) + beyond), slice(beyond, -beyond)
+    heat, wide, bins = temperature * ureg("K"), width * ureg("meV"), edges * ureg("meV")
+    how = {"temperature": heat, "energy_bins": bins, "npts": DIRECTIONS, "scattering_lengths": lengths}
+    how["dw"] = mesh.calculate_debye_waller(heat)
+    rows = [sample_sphere_structure_factor(constants, one * ureg("1/angstrom"), **how) for one in momenta]
+    intensity = np.stack([one.broaden(wide).y_data.to("mbarn/meV").magnitude[inside] for one in rows])
+    return mesh.calculate_dos(bins).broaden(wide).y_data.to("1/meV").magnitude[inside], intensity
 
 
 def _axis(name: str, values: Any, least: float, even: bool) -> Float[Array, " values"]:

@@ -176,7 +176,7 @@ class Passage:
     departures: Travellers = field(default_factory=dict)
     predictions: Predictions = field(default_factory=dict)
     replies: Travellers = field(default_factory=dict)
-    """What goes back with the adjoints."""
+    """Tensors that go back with the adjoints."""
     seed: int | None = None
     """Seed of random numbers of what is computed again."""
 
