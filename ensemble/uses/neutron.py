@@ -223,7 +223,7 @@ def _spectra(
     width: float,
     temperature: float,
 ) -> tuple[Array, Array]:
-    """Return the density of states and S(|Q|, E), as the instrument sees them."""
+    """Return broadened density of states and S(|Q|, E)."""
     from euphonic import ureg
     from euphonic.powder import sample_sphere_structure_factor
 
