@@ -242,11 +242,12 @@ def read_ang(path: Path, settings: MicrostructureBuild) -> GraphBatch:
 def read_hdf5(path: Path, settings: MicrostructureBuild) -> GraphBatch:
     """Return the map of an HDF5 file that orix reads."""
     try:
+        import quaternion  # noqa: F401  # without it orix compiles into a cache that several processes can break
         from orix import io
 
         one = io.load(path)
     except ImportError as error:
-        raise MissingPackageError("orix", "ebsd", f"reading {path}") from error
+        raise MissingPackageError(error.name or "orix", "ebsd", f"reading {path}") from error
     except (AttributeError, KeyError) as error:  # orix found no reader, or not what it reads
         raise InputError(f"{path} is no whole map of Bruker, EMsoft or orix ({error}); export .ctf or .ang") from error
     groups = {number + 1: phase.point_group for number, phase in one.phases}
