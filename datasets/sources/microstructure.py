@@ -329,13 +329,13 @@ def read_tess(path: Path, settings: MicrostructureBuild) -> GraphBatch:
         return graph
     (kind, _, convention), *numbers = entries["**cell*ori"][0].partition(":"), *entries["**cell*ori"][1:]
     values = np.array(numbers, dtype=np.float64).reshape(count, -1)
-    forms = {("rodrigues", 3), ("quaternion", 4), ("euler-bunge", 3)} - {("euler-bunge", 3 * (convention == "passive"))}
-    if (kind, values.shape[1]) not in forms:
+    if (kind, values.shape[1]) not in {("rodrigues", 3), ("quaternion", 4), ("euler-bunge", 3)}:
         what = f"{values.shape[1]} numbers of {entries['**cell*ori'][0]}"
         raise InputError(f"{path}: {what} are no orientation here; write rodrigues")
     turns = from_bunge(np.radians(values)) * INVERSE if kind == "euler-bunge" else values
     turns = np.insert(values, 0, 1.0, axis=1) if kind == "rodrigues" else turns
-    turns = turns / np.linalg.norm(turns, axis=1, keepdims=True) * (1 if convention == "passive" else INVERSE)
+    usual = "active" if float(entries.get("**format", ["3.5"])[0]) < 3.5 else "passive"  # both for the same numbers
+    turns = turns / np.linalg.norm(turns, axis=1, keepdims=True) * (INVERSE if convention in ("", usual) else 1)
     group = settings.group("1", NEPER.get(entries.get("**cell*crysym", [""])[0]), path)
     return with_orientations(graph, turns, np.ones(count, dtype=np.int64), {1: group})
 
