@@ -88,6 +88,12 @@ class LayerwiseOptimizer(Optimizer):
         super().__init__(kind, gradient, gradient, decay, own)
         from pytorch_optimizer import LARS, Lamb
 
+        rows = []
+        for one, at, factor in tensors:  # with two axes: the library's LARS moves biases by the whole rate
+            row = nn.Parameter(one.detach().view(len(one) if one.ndim > 1 else 1, -1))
+            row.grad = None if one.grad is None else one.grad.view_as(row)
+            rows.append((row, at, factor))
+        tensors = rows
         groups = [
             {"params": [one for one, _, own in tensors if own == factor], "factor": factor}
             for factor in dict.fromkeys(factor for *_, factor in tensors)
