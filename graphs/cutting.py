@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hydragnn.graphs.batch import GraphBatch
-from hydragnn.graphs.halo import Halo, Peers, Sections
+from hydragnn.graphs.halo import Halo, Peers
 from hydragnn.graphs.topology import Topology, counted_offsets
 
 UNEVEN = 1.1
@@ -24,9 +24,6 @@ UNEVEN = 1.1
 
 FEW = 4
 """Nodes per rank from which METIS cuts; it prints complaints of fewer."""
-
-MOSTLY = 0.5
-"""Share of inner edges from which layers begin with them."""
 
 BITS = 16
 """Binary digits of each coordinate on the curve."""
@@ -181,32 +178,6 @@ def part_of_rank(batch: GraphBatch, rank_of_node: Int[Tensor, " nodes"], peers: 
         nodes={name: value[rows] for name, value in batch.nodes.items()},
         edges={name: value[edges] for name, value in batch.edges.items()},
         halo=halo,
-    )
-
-
-def sections_of(part: GraphBatch) -> Sections | None:
-    """Return the sections of a part; None where few edges are inner."""
-    halo = part.halo
-    assert halo is not None
-    senders, receivers = part.senders, part.receivers
-    is_border = ~halo.owned  # copies have no edges, and their states are anyone's
-    is_border[receivers[~halo.owned[senders]]] = True
-    at_border = is_border[receivers]
-    inner, border = (~at_border).nonzero().squeeze(1), at_border.nonzero().squeeze(1)
-    if not len(border) or len(inner) < MOSTLY * part.num_edges:
-        return None
-    touched = is_border.clone()
-    touched[senders[border]] = True
-    nodes = touched.nonzero().squeeze(1)
-    number = torch.full((part.num_nodes,), -1).index_copy(0, nodes, torch.arange(len(nodes)))
-    return Sections(
-        inner_edges=inner,
-        border_edges=border,
-        inner=Topology.square(senders[inner], receivers[inner], part.num_nodes),
-        border=Topology.square(number[senders[border]], number[receivers[border]], len(nodes)),
-        nodes=nodes,
-        copies=number[halo.rows],
-        results=is_border[nodes].nonzero().squeeze(1),
     )
 
 

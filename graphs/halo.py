@@ -1,6 +1,5 @@
 """Halo of a part: nodes that other ranks own."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -9,7 +8,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from hydragnn.graphs.field import Location
-from hydragnn.graphs.topology import HasTensors, Topology
+from hydragnn.graphs.topology import HasTensors
 
 
 @runtime_checkable
@@ -24,35 +23,11 @@ class Peers(Protocol):
     def size(self) -> int:
         """Return the number of peers."""
 
-    def swap(self, rows: Tensor, sent: tuple[int, ...], received: tuple[int, ...]) -> Callable[[], Tensor]:
-        """Begin to send ``sent[r]`` consecutive rows to every peer r.
-
-        The result waits for what arrives, ``received[r]`` rows of each.
-        """
+    def swap(self, rows: Tensor, sent: tuple[int, ...], received: tuple[int, ...]) -> Tensor:
+        """Send ``sent[r]`` consecutive rows to every peer r; return ``received[r]`` of each."""
 
     def total(self, values: Tensor) -> Tensor:
         """Return the sum over all peers, the same bits on each."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Sections(HasTensors):
-    """Inner edges of a part, and border edges, which need copies.
-
-    All edges of a node lie in one section. The border has rows of its own: those that receive its edges, and those that send them.
-    """
-
-    inner_edges: Int[Tensor, " inner"]
-    border_edges: Int[Tensor, " border"]
-    inner: Topology
-    """Inner edges among all rows of the part."""
-    border: Topology
-    """The others, among ``nodes``."""
-    nodes: Int[Tensor, " nodes"]
-    """Rows of the part that the border has, ascending."""
-    copies: Int[Tensor, " copies"]
-    """Positions among ``nodes`` of the copies, in the order in which they arrive."""
-    results: Int[Tensor, " results"]
-    """Positions among ``nodes`` of those whose new states the border gives."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -80,8 +55,6 @@ class Halo(HasTensors):
     """Nodes of every graph, on all ranks."""
     crosses: bool
     """Some edge of the whole batch joins nodes of two ranks."""
-    sections: Sections | None = None
-    """Edges that layers go through while the others' copies are on their way; None: they wait."""
 
     def counted(self, location: Location, items: int) -> Bool[Tensor, " items"]:
         """Return a bool per item: its label counts on this rank.

@@ -173,11 +173,11 @@ class ThreadPeers:
         assert {name for name, _, _ in entries} == {what}, "ranks exchange in different orders"
         return entries
 
-    def swap(self, rows: Tensor, sent: tuple[int, ...], received: tuple[int, ...]) -> Callable[[], Tensor]:
+    def swap(self, rows: Tensor, sent: tuple[int, ...], received: tuple[int, ...]) -> Tensor:
         self.numbers[1] += len(rows)
         parts = [values.split(list(counts))[self.rank] for _, values, counts in self._all("swap", rows, sent)]
         assert tuple(map(len, parts)) == received
-        return lambda: torch.cat(parts)
+        return torch.cat(parts)
 
     def total(self, values: Tensor) -> Tensor:
         return torch.stack([one for _, one, _ in self._all("total", values, ())]).sum(0)

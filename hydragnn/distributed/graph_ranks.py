@@ -24,14 +24,14 @@ from hydragnn.distributed.launch import Launch
 from hydragnn.distributed.mesh import Mesh
 from hydragnn.distributed.ranks import Ranks, own_gpu, process_group
 from hydragnn.graphs.batch import GraphBatch, edge_vectors
-from hydragnn.graphs.cutting import Partition, cut_nodes, part_of_rank, sections_of
+from hydragnn.graphs.cutting import Partition, cut_nodes, part_of_rank
 from hydragnn.graphs.field import Location
 from hydragnn.graphs.halo import Peers
 from hydragnn.graphs.topology import Topology
 from hydragnn.kernels import Pairs, pairs_of
 from hydragnn.models import GraphModel
 from hydragnn.models.executor import Eager
-from hydragnn.models.graph_model import PAIRS, PAIRS_OF_SECTIONS, Predicted
+from hydragnn.models.graph_model import PAIRS, Predicted
 
 REMEMBERED = 256
 """Cuts by METIS that are kept, since epochs show the same graphs again."""
@@ -48,17 +48,12 @@ class GraphRanks:
     size: int
     group: dist.ProcessGroup
 
-    def swap(self, rows: Tensor, sent: tuple[int, ...], received: tuple[int, ...]) -> Callable[[], Tensor]:
-        """Begin to send rows; the result waits for those that arrive."""
+    @phase("collectives")
+    def swap(self, rows: Tensor, sent: tuple[int, ...], received: tuple[int, ...]) -> Tensor:
+        """Send rows, and return those that arrive."""
         arrived = rows.new_empty(sum(received), *rows.shape[1:])
-        work = dist.all_to_all_single(arrived, rows, list(received), list(sent), group=self.group, async_op=True)
-
-        @phase("collectives")
-        def wait() -> Tensor:
-            work.wait()
-            return arrived
-
-        return wait
+        dist.all_to_all_single(arrived, rows, list(received), list(sent), group=self.group)
+        return arrived
 
     @phase("collectives")
     def total(self, values: Tensor) -> Tensor:
@@ -75,8 +70,6 @@ class Cutter:
     peers: Peers
     node_cost: int = 8
     partition: Partition | None = None
-    overlap: bool = True
-    """Layers begin with edges that need no copies, where most edges are such."""
     _cuts: OrderedDict[int, Tensor] = field(default_factory=OrderedDict, init=False)
 
     def __call__(self, batch: GraphBatch) -> GraphBatch:
@@ -87,7 +80,7 @@ class Cutter:
         if pairs is not None:
             own = rank_of_node.index_select(0, batch.receivers) == self.peers.rank
             part._derived[PAIRS] = pairs_among(pairs, own)
-        return in_sections(part) if self.overlap else part
+        return part
 
     def cut(self, batch: GraphBatch) -> Tensor:
         """Return the rank of every node; slow cuts are remembered."""
@@ -99,18 +92,6 @@ class Cutter:
             if len(self._cuts) > REMEMBERED:
                 self._cuts.popitem(last=False)
         return self._cuts[key].to(torch.int64)
-
-
-def in_sections(part: GraphBatch) -> GraphBatch:
-    """Return a part with sections, and the pairs of their edges."""
-    sections, pairs = sections_of(part), part._derived.get(PAIRS)
-    if sections is None or part.halo is None:
-        return part
-    result = replace(part, halo=replace(part.halo, sections=sections))
-    if pairs is not None:
-        of_sections = [pairs_among(pairs, edges) for edges in (sections.inner_edges, sections.border_edges)]
-        result._derived.update({PAIRS: pairs, PAIRS_OF_SECTIONS: of_sections})
-    return result
 
 
 def pairs_among(pairs: Pairs, edges: Tensor) -> Pairs:
@@ -156,9 +137,7 @@ def make_cutter(mesh: Mesh, node_cost: int) -> Cutter:
     """Return the cutter, by METIS where all ranks have it; collective."""
     peers = GraphRanks(rank=mesh.coordinate("graph"), size=mesh.size("graph"), group=mesh.new_group("graph"))
     partition = None if mesh.ranks.any(find_spec("pymetis") is None) else metis
-    # ranks that share weights use layers equally often, whatever their graphs
-    overlap = mesh.size("shard") == 1
-    return Cutter(peers=peers, node_cost=node_cost, partition=partition, overlap=overlap)
+    return Cutter(peers=peers, node_cost=node_cost, partition=partition)
 
 
 IDLE = timedelta(days=20)

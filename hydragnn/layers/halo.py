@@ -7,7 +7,7 @@ pass for forces and of the pass through both lie on one chain, in the same order
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,66 +15,25 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.autograd import Function
 
-from hydragnn.base.errors import InputError
 from hydragnn.graphs.halo import Halo
 from hydragnn.kernels import segment_max, segment_sum
 
 
-class Transfer:
-    """Rows on their way to other ranks; one exchange at a time."""
-
-    def __init__(self, halo: Halo) -> None:
-        """Wait for nothing yet."""
-        self.halo = halo
-        self._arrive: Callable[[], Tensor] | None = None
-
-    def begin(self, rows: Tensor, back: bool) -> None:
-        """Send rows to their copies, or ``back`` to their owners."""
-        assert self._arrive is None, "an exchange begins before the last one has ended"
-        halo = self.halo
-        counts = (halo.copies_from, halo.sent_to) if back else (halo.sent_to, halo.copies_from)
-        self._arrive = halo.peers.swap(rows.contiguous(), *counts)
-
-    def end(self) -> Tensor:
-        """Return the rows that have arrived."""
-        assert self._arrive is not None, "nothing is on its way"
-        arrive, self._arrive = self._arrive, None
-        return arrive()
-
-
-class Begin(Function):
-    """Begin of an exchange; its adjoint is the end of one back."""
+class Exchange(Function):
+    """Exchange of rows; its adjoint is the exchange back."""
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, token: Tensor, transfer: Transfer, back: bool) -> Tensor:
-        """Return the next token."""
-        ctx.transfer, ctx.back = transfer, back
-        transfer.begin(rows, back)
-        return torch.zeros_like(token)
+    def forward(ctx: Any, rows: Tensor, token: Tensor, halo: Halo, back: bool) -> tuple[Tensor, Tensor]:
+        """Send rows to their copies, or ``back`` to their owners; return those that arrive and the next token."""
+        ctx.halo, ctx.back = halo, back
+        counts = (halo.copies_from, halo.sent_to) if back else (halo.sent_to, halo.copies_from)
+        return halo.peers.swap(rows.contiguous(), *counts), torch.zeros_like(token)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None, None]:
-        """Return the rows that have come back."""
-        rows, token = End.apply(*gradients, ctx.transfer, not ctx.back)
+        """Return the gradients of the rows, sent the other way."""
+        rows, token = Exchange.apply(*gradients, ctx.halo, not ctx.back)
         return rows, token, None, None
-
-
-class End(Function):
-    """End of an exchange; its adjoint is the begin of one back.
-
-    What is computed between begin and end hides the exchange. Autograd goes through later operations first, so the backward pass does the same.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, token: Tensor, transfer: Transfer, back: bool) -> tuple[Tensor, Tensor]:
-        """Return the rows that arrive, and the next token."""
-        ctx.transfer, ctx.back = transfer, back
-        return transfer.end(), torch.zeros_like(token)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        """Send the rows back."""
-        return Begin.apply(*gradients, ctx.transfer, not ctx.back), None, None
 
 
 class Total(Function):
@@ -106,29 +65,17 @@ class HaloExchange:
         if not self.start.requires_grad:
             self.start.requires_grad_()
         self.token = self.start
-        self.transfer = Transfer(halo)
 
     def fill(self, states: Sequence[Tensor]) -> list[Tensor]:
         """Return states ``[nodes, ...]`` with copies from their owners, by one exchange."""
-        return [one.index_copy(0, self.halo.rows, rows) for one, rows in zip(states, self.begin(states)())]
-
-    def begin(self, states: Sequence[Tensor]) -> Callable[[], list[Tensor]]:
-        """Begin to send states to their copies; the result waits.
-
-        It returns the states of ``halo.rows``.
-        """
         halo = self.halo
         if not halo.crosses:
-            return lambda: [one[:0] for one in states]
+            return list(states)
         rows = torch.cat([one.index_select(0, halo.sent).flatten(1) for one in states], dim=1)  # [sent, all features]
-        self.token = Begin.apply(rows.to(self.start.dtype), self.token, self.transfer, False)
-
-        def arrived() -> list[Tensor]:
-            rows, self.token = End.apply(self.token, self.transfer, False)
-            parts = rows.split([math.prod(one.shape[1:]) for one in states], dim=1)
-            return [part.reshape(len(part), *one.shape[1:]).to(one.dtype) for one, part in zip(states, parts)]
-
-        return arrived
+        rows, self.token = Exchange.apply(rows.to(self.start.dtype), self.token, halo, False)
+        parts = rows.split([math.prod(one.shape[1:]) for one in states], dim=1)
+        copies = [part.reshape(len(part), *one.shape[1:]).to(one.dtype) for one, part in zip(states, parts)]
+        return [one.index_copy(0, halo.rows, own) for one, own in zip(states, copies)]
 
     def sum_to_owners(self, values: Float[Tensor, "nodes features"]) -> Float[Tensor, "nodes features"]:
         """Return values with those of copies added to their owners' rows."""
@@ -136,7 +83,7 @@ class HaloExchange:
         if not halo.crosses:
             return values
         rows = values.index_select(0, halo.rows).to(self.start.dtype)
-        arrived, self.token = End.apply(Begin.apply(rows, self.token, self.transfer, True), self.transfer, True)
+        arrived, self.token = Exchange.apply(rows, self.token, halo, True)
         return values.index_add(0, halo.sent, arrived.to(values.dtype))
 
     def total(self, values: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
@@ -182,15 +129,3 @@ class HaloExchange:
         of_ranks[peers.rank] = largest.masked_fill(absent, -math.inf)
         all_largest = self.total(torch.stack(of_ranks)).amax(0)  # [ranks, graphs, *features] -> [graphs, *features]
         return torch.where(all_largest == -math.inf, 0.0, all_largest)
-
-
-class NoExchange(HaloExchange):
-    """Exchanges of a layer that reads neighbours alone: none."""
-
-    def __init__(self) -> None:
-        """Hold nothing."""
-
-    def __getattr__(self, name: str) -> Any:
-        raise InputError(
-            "a layer reads whole graphs, and its architecture does not say so; set attends = True in the class of the architecture"
-        )

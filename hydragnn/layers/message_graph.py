@@ -5,13 +5,11 @@ from dataclasses import dataclass, replace
 from dataclasses import field as member
 from typing import Any, TypeVar
 
-import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from hydragnn.base.errors import InputError
 from hydragnn.graphs.coarse import Level, Merging
-from hydragnn.graphs.halo import Sections
 from hydragnn.kernels import (
     Pairs,
     Topology,
@@ -23,7 +21,7 @@ from hydragnn.kernels import (
     segment_sum,
     spread,
 )
-from hydragnn.layers.halo import HaloExchange, NoExchange
+from hydragnn.layers.halo import HaloExchange
 from hydragnn.layers.radial import RadialFeatures
 
 States = dict[int, Tensor]
@@ -131,58 +129,6 @@ class MessageGraph:
         if self.halo is None:
             return states
         return dict(zip(states, self.halo.fill(list(states.values()))))
-
-    @property
-    def sections(self) -> "tuple[MessageGraph, MessageGraph] | None":
-        """Return the graphs of inner and border edges; None where layers wait."""
-        sections = None if self.halo is None else self.halo.halo.sections
-        if sections is None:
-            return None
-        return self.once("sections", lambda: self._make_sections(sections))
-
-    def _make_sections(self, sections: Sections) -> "tuple[MessageGraph, MessageGraph]":
-        owner, species = self.owner[sections.nodes], self.species
-        border: dict[str, Any] = {
-            "topology": sections.border,
-            "owner": owner,
-            "nodes_per_graph": torch.bincount(owner, minlength=self.num_graphs),
-            "species": None if species is None else species[sections.nodes],
-        }
-        inner = self._section(sections.inner_edges, 0, topology=sections.inner)
-        return inner, self._section(sections.border_edges, 1, **border)
-
-    def _section(self, edges: Int[Tensor, " edges"], place: int, **nodes: Any) -> "MessageGraph":
-        """Return the graph of some edges; its layers exchange nothing."""
-
-        def of(values: Tensor | None) -> Tensor | None:
-            return None if values is None else values.index_select(0, edges)
-
-        kinds = {name: values.index_select(0, edges) for name, values in self.edge_kinds.items()}
-        features = of(self.edge_features)
-        section = replace(
-            self, vectors=of(self.vectors), edge_features=features, edge_kinds=kinds, halo=NoExchange(), **nodes
-        )
-        if "pairs of sections" in self.cache:
-            section.cache["pairs"] = self.cache["pairs of sections"][place]
-        return section
-
-    def in_sections(self, layer: Callable[..., States], states: States, *, exchanged: bool) -> States:
-        """Return a layer's states; inner edges hide the exchange."""
-        assert self.halo is not None and self.halo.halo.sections is not None and self.sections is not None
-        sections, (inner, border) = self.halo.halo.sections, self.sections
-        arrived = self.halo.begin(list(states.values())) if exchanged else None
-        result = layer(states, inner)
-        near = {degree: values.index_select(0, sections.nodes) for degree, values in states.items()}
-        if arrived is not None:
-            near = {
-                degree: values.index_copy(0, sections.copies, rows)
-                for (degree, values), rows in zip(near.items(), arrived())
-            }
-        rest, rows = layer(near, border), sections.nodes[sections.results]
-        return {
-            degree: values.index_copy(0, rows, rest[degree].index_select(0, sections.results).to(values.dtype))
-            for degree, values in result.items()
-        }
 
     def sum_over_nodes(self, values: Float[Tensor, "nodes *features"]) -> Float[Tensor, "graphs *features"]:
         """Return the sum over the nodes of every graph, wherever they are."""

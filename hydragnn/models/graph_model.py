@@ -33,8 +33,7 @@ from hydragnn.models.wrapping import basis_of_pairs, wrap_layers
 
 BUCKETS: tuple[str, Location] = ("buckets", "node")
 PAIRS: tuple[str, Location] = ("pairs", "edge")
-PAIRS_OF_SECTIONS: tuple[str, Location] = ("pairs of sections", "edge")
-WITH_BATCH = (BUCKETS, PAIRS, PAIRS_OF_SECTIONS)
+WITH_BATCH = (BUCKETS, PAIRS)
 """Keys of values that a batch may bring; layers would make them, and wait for sizes."""
 
 
@@ -195,8 +194,7 @@ class GraphModel(nn.Module):
     def encode(self, batch: GraphBatch, graph: MessageGraph) -> States:
         """Final states of all nodes, as the heads read them."""
         if self.description.model.checkpoint_activations:
-            for one in (graph, *(graph.sections or ())):
-                one.prepare()
+            graph.prepare()
         states = self.encoder.embed(self.node_inputs(batch), graph)
         return self.final_states(self.after_layers(states, self.encoder.layers, graph), graph)
 
@@ -209,20 +207,15 @@ class GraphModel(nn.Module):
         """
         every = self.description.architecture.readout == "every layer"
         of_layers = list(earlier)
-        overlaps = self.description.model.global_attention is None and not self.description.architecture.attends
         # states before the first layer follow from inputs, which copies have, too
         reads_edges = type(self.encoder).embed is not Architecture.embed
         for number, layer in enumerate(layers, start=len(earlier)):
-            exchanged = number > 0 or reads_edges
-            if overlaps and graph.sections is not None:
-                outputs = [graph.in_sections(layer, states, exchanged=exchanged)]
-            else:
-                states = graph.filled(states) if exchanged else states
-                outputs = (
-                    layer.of_every_layer(states, graph)
-                    if every and isinstance(layer, GraphUNet)
-                    else [layer(states, graph)]
-                )
+            states = graph.filled(states) if number > 0 or reads_edges else states
+            outputs = (
+                layer.of_every_layer(states, graph)
+                if every and isinstance(layer, GraphUNet)
+                else [layer(states, graph)]
+            )
             states = outputs[-1]
             of_layers = [*of_layers, *outputs] if every else [states]
         return of_layers

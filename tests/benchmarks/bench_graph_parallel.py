@@ -1,13 +1,11 @@
 """Training steps on one mesh that ranks share, beside those of one rank.
 
     python -m tests.benchmarks.bench_graph_parallel [--rounds 3] [--nodes 100000] [--kind schnet] [--channels 64] [--ranks 1 2] [--nice 0]
-    python -m tests.benchmarks.bench_graph_parallel --delay .3 [--rounds 9]
     python -m tests.benchmarks.bench_graph_parallel --nodes 2000000 --channels 16 --ranks 1 4 --rounds 1 --steps 1 [--limit GIB]
 
 A mesh of triangles on a square whose nodes have a field to learn, cut along a Hilbert curve or by METIS. Every rank is a process with one thread, and
 takes the step of ``hydragnn train``: cut, predict, differentiate, sum gradients, move the weights. Ranks of all numbers take turns. The times, on the wall and of the CPU, are those of
 the slowest rank; memory is the largest resident set of a rank, of which the whole mesh is a part, since every rank reads it and cuts it.
-``--delay`` lets the exchanges of a step take this share of it more, and prints how much of that is over when layers ask for the rows, for those that begin with inner edges and those that wait.
 ``--limit`` sets the limit of a rank's data (RLIMIT_DATA). Bytes are those that all ranks send in exchanges of a step, over rows of the cut times their width.
 """
 
@@ -19,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -65,25 +63,14 @@ def triangles(nodes: int) -> GraphBatch:
 
 
 class CountedRanks(GraphRanks):
-    """Peers that count the bytes and exchanges, which may take longer."""
+    """Peers that count the bytes that they send."""
 
-    sent = count = 0
-    delay = waited = 0.0
+    sent = 0
 
-    def swap(self, rows: torch.Tensor, sent: tuple[int, ...], received: tuple[int, ...]) -> Callable[[], torch.Tensor]:
-        """Count and send; rows arrive after the delay at the earliest."""
+    def swap(self, rows: torch.Tensor, sent: tuple[int, ...], received: tuple[int, ...]) -> torch.Tensor:
+        """Count and send."""
         CountedRanks.sent += rows.nbytes
-        CountedRanks.count += 1
-        arrive, until = super().swap(rows, sent, received), time.monotonic() + self.delay
-
-        def wait() -> torch.Tensor:
-            arrived = arrive()
-            left = max(0.0, until - time.monotonic())
-            CountedRanks.waited += left
-            time.sleep(left)
-            return arrived
-
-        return wait
+        return super().swap(rows, sent, received)
 
 
 def work(options: argparse.Namespace) -> None:
@@ -115,29 +102,21 @@ def work(options: argparse.Namespace) -> None:
         placement = replace(placement, cut=replace(cutter, peers=counted))
     share = Share(branch=0, parts=placement.parts(batch))
     figures["cut"] = time.monotonic() - began
-    shares = {"begins": share}
-    if options.delay:
-        waiting = replace(placement, cut=replace(placement.cut, overlap=False))  # type: ignore[type-var]
-        shares["waits"] = Share(branch=0, parts=waiting.parts(batch))
     del batch
     train = TrainSettings(epochs=1, learning_rate=1e-3)
     parameters = parallelize(model, mesh, placement, train)
     targets = model.description.targets
     state = first_state(model, parameters, fields=1)
     context = training_context(train, [targets], state, mesh.item, mesh.sum_in_place, mesh.ranks.sum_in_place)
-    for share in shares.values():
-        take_step(state, share, context, 1e-3)
-    for line in sys.stdin:
-        share, CountedRanks.delay = shares[line.split()[0]], float(line.split()[1])
-        CountedRanks.sent, CountedRanks.count, CountedRanks.waited = 0, 0, 0.0
+    take_step(state, share, context, 1e-3)
+    for _ in sys.stdin:
+        CountedRanks.sent = 0
         began, busy = time.monotonic(), time.process_time()
         for _ in range(options.steps):
             loss = float(take_step(state, share, context, 1e-3).loss)
         figures["seconds"] = (time.monotonic() - began) / options.steps
         figures["cpu"] = (time.process_time() - busy) / options.steps
         figures["bytes"] = CountedRanks.sent / options.steps
-        figures["exchanges"] = CountedRanks.count / options.steps
-        figures["waited"] = CountedRanks.waited / options.steps
         figures["loss"] = loss
         figures["memory"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / GIB
         print(json.dumps(figures), flush=True)
@@ -148,8 +127,7 @@ class RankGroup:
 
     def __init__(self, size: int, options: argparse.Namespace, folder: Path) -> None:
         words = [
-            f"--{name}={getattr(options, name)}"
-            for name in ("nodes", "kind", "channels", "layers", "steps", "limit", "delay")
+            f"--{name}={getattr(options, name)}" for name in ("nodes", "kind", "channels", "layers", "steps", "limit")
         ]
         words += ["--metis"] * options.metis
         self.size = size
@@ -172,12 +150,12 @@ class RankGroup:
             for rank in range(size)
         ]
 
-    def figures(self, way: str = "begins", delay: float = 0.0) -> list[dict[str, float]]:
+    def figures(self) -> list[dict[str, float]]:
         """Return the figures of a round of every rank; none where a process has died."""
         for process in self.processes:
             assert process.stdin is not None
             try:
-                process.stdin.write(f"{way} {delay}\n")
+                process.stdin.write("\n")
                 process.stdin.flush()
             except BrokenPipeError:
                 return []
@@ -241,26 +219,6 @@ def measure(options: argparse.Namespace) -> None:
         )
 
 
-def hiding(options: argparse.Namespace) -> None:
-    """Print what of a delay of every exchange is hidden."""
-    group = RankGroup(options.ranks[-1], options, Path(tempfile.mkdtemp(prefix="graph-parallel-")))
-    table = Figures(
-        {"layers": "6", "step": ".3f", "CPU s": ".3f", "delays": ".3f", "step with delays": ".3f", "hidden": ".2f"}
-    )
-    rounds: dict[str, list[tuple[float, ...]]] = {"waits": [], "begins": []}
-    for way in [*rounds] * options.rounds:
-        plain = group.figures(way)
-        seconds = slowest([plain], "seconds")[0]
-        late = group.figures(way, options.delay * seconds / plain[0]["exchanges"])
-        delays, waited = options.delay * seconds, slowest([late], "waited")[0]
-        rounds[way].append(
-            (seconds, slowest([plain], "cpu")[0], delays, slowest([late], "seconds")[0], 1 - waited / delays)
-        )
-    group.end()
-    for way, measured in rounds.items():
-        table.add(way, *map(median, zip(*measured)))
-
-
 def slowest(rounds: Sequence[Sequence[Mapping[str, float]]], what: str) -> list[float]:
     """Return the largest figure of the ranks of every round."""
     return [max(one[what] for one in ranks) for ranks in rounds]
@@ -279,7 +237,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, or be one of the ranks."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--delay", type=float, default=0.0)
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--nodes", type=int, default=100_000)
     parser.add_argument("--kind", default="schnet")
@@ -295,8 +252,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     if options.rank is not None:
         work(options)
-    elif options.delay:
-        hiding(options)
     else:
         measure(options)
 

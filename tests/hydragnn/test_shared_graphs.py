@@ -1,7 +1,6 @@
 """Crystals, grain maps and meshes shared by threads that stand for ranks: values, forces, stress and gradients of the whole graph."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from typing import Any
@@ -10,20 +9,19 @@ import numpy as np
 import pytest
 import torch
 from ase.build import bulk
-from torch import Tensor, nn
+from torch import Tensor
 
-from hydragnn.architectures import architecture_of, architectures
+from hydragnn.architectures import architecture_of
 from hydragnn.architectures.schnet import SchNet
 from hydragnn.base.errors import InputError
-from hydragnn.conformance.cases import CORNERS, make_graph, make_model, small_settings
+from hydragnn.conformance.cases import make_graph, make_model, small_settings
 from hydragnn.conformance.network import loss_and_gradients, on_parts
-from hydragnn.distributed.graph_ranks import Cutter, in_sections, metis, shared_prediction
-from hydragnn.graphs import cutting, from_ase, from_voronoi
+from hydragnn.distributed.graph_ranks import Cutter, metis, shared_prediction
+from hydragnn.graphs import from_ase, from_voronoi
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.cutting import Partition, crossing, cut_nodes
-from hydragnn.graphs.halo import Peers
 from hydragnn.graphs.joining import concatenate
-from hydragnn.layers import HaloExchange, MessageGraph
+from hydragnn.layers import HaloExchange
 from hydragnn.models import Distribution, GraphModel, check_cuttable
 from hydragnn.models.heads.kinds import ScalarHeadSettings
 from tests.graphs.test_cutting import grid
@@ -65,21 +63,14 @@ SCALES: dict[str, tuple[Callable[[], GraphBatch], Callable[[], GraphModel]]] = {
 }
 
 
-@pytest.fixture
-def _any_inner_edge(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cutting, "MOSTLY", 0.0)
-
-
-@pytest.mark.usefixtures("_any_inner_edge")
-@pytest.mark.parametrize("sections", [False, True])
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("scale", SCALES)
-def test_ranks_that_share_a_graph_have_values_and_gradients_of_the_whole(scale: str, size: int, sections: bool) -> None:
+def test_ranks_that_share_a_graph_have_values_and_gradients_of_the_whole(scale: str, size: int) -> None:
     batch, model = (make() for make in SCALES[scale])
     predictions, loss, gradients = loss_and_gradients(model, batch)
     cut = cut_nodes(batch, size)
     work = partial(loss_and_gradients, model)
-    parts = on_parts(batch, cut, size, lambda part: (part, *work(in_sections(part) if sections else part)))
+    parts = on_parts(batch, cut, size, lambda part: (part, *work(part)))
     torch.testing.assert_close(torch.stack([one[2] for one in parts]).sum(), loss, **EXACT)
     for number, gradient in enumerate(gradients):
         torch.testing.assert_close(torch.stack([one[3][number] for one in parts]).sum(0), gradient, **EXACT)
@@ -93,82 +84,6 @@ def test_ranks_that_share_a_graph_have_values_and_gradients_of_the_whole(scale: 
             else:
                 continue
             torch.testing.assert_close(own[name].tensors(), expected.tensors(), **EXACT)
-
-
-@pytest.mark.usefixtures("_any_inner_edge")
-@pytest.mark.parametrize("kind", architectures())
-def test_layers_that_begin_with_inner_edges_learn_what_those_of_the_whole_do(kind: str) -> None:
-    model = make_model(kind)
-    try:
-        check_cuttable(model.description)
-    except InputError as error:
-        pytest.skip(str(error))
-    batch = concatenate([make_graph(3, 40), CORNERS["lone node"](), CORNERS["self loop"](), CORNERS["no edges"]()])
-    cut = torch.arange(batch.num_nodes) // (batch.num_nodes // 2 + 1)
-    _, loss, gradients = loss_and_gradients(model, batch)
-
-    def work(part: GraphBatch) -> tuple[Tensor, tuple[Tensor, ...]]:
-        part = in_sections(part)
-        assert part.halo is not None and part.halo.sections is not None and len(part.halo.sections.inner_edges)
-        return loss_and_gradients(model, part)[1:]
-
-    parts = on_parts(batch, cut, 2, work)
-    torch.testing.assert_close(parts[0][0] + parts[1][0], loss, **EXACT)
-    for one, other, whole in zip(parts[0][1], parts[1][1], gradients, strict=True):
-        torch.testing.assert_close(one + other, whole, **EXACT)
-
-
-class LoggedPeers:
-    def __init__(self, peers: Peers, log: list[str]) -> None:
-        self.peers, self.log, self.rank, self.size, self.total = peers, log, peers.rank, peers.size, peers.total
-
-    def swap(self, rows: Tensor, sent: tuple[int, ...], received: tuple[int, ...]) -> Callable[[], Tensor]:
-        self.log.append("begin")
-        arrive = self.peers.swap(rows, sent, received)
-
-        def wait() -> Tensor:
-            self.log.append("end")
-            return arrive()
-
-        return wait
-
-
-def test_inner_edges_are_computed_while_rows_travel_both_ways() -> None:
-    batch, logs = mesh(), dict[int, list[str]]()
-
-    def work(part: GraphBatch) -> None:
-        assert part.halo is not None
-        model = model_of("schnet", [{"kind": "scalar", "field": "charge"}], [], 2, 2.0)
-        log = logs[part.halo.peers.rank] = []
-        part = in_sections(replace(part, halo=replace(part.halo, peers=LoggedPeers(part.halo.peers, log))))
-        assert part.halo is not None and part.halo.sections is not None
-        inner = len(part.halo.sections.inner_edges)
-
-        def note(layer: nn.Module, inputs: Any, states: dict[int, Tensor]) -> None:
-            log.append("inner" if inputs[1].topology.num_edges == inner else "border")
-            states[0].register_hook(lambda _, note=log[-1]: log.append(note))
-
-        for layer in model.encoder.layers:
-            layer.register_forward_hook(note)
-        loss = loss_and_gradients(model, part)[1]
-        assert torch.isfinite(loss)
-
-    on_parts(batch, cut_nodes(batch, 2), 2, work)
-    layer = ["begin", "inner", "end", "border"]
-    back = ["border", "begin", "inner", "end"]
-    for log in logs.values():
-        assert log == ["inner", "border", *layer, *layer, *back, *back, "border", "inner"]
-
-
-def test_a_layer_that_reads_whole_graphs_in_spite_of_its_class_is_refused() -> None:
-    batch, model = (make() for make in SCALES["mesh"])
-    model.encoder.layers.append(SumsOverRanks())
-
-    def refused(part: GraphBatch) -> None:
-        with pytest.raises(InputError, match="attends = True"):
-            model(in_sections(part))
-
-    on_parts(batch, cut_nodes(batch, 2), 2, refused)
 
 
 @pytest.mark.parametrize(("heads", "passes"), [([OVER_NODES[0]], 2), ([ENERGY], 4)], ids=["values", "forces"])
@@ -210,11 +125,6 @@ def test_a_batch_is_predicted_over_the_ranks_and_whole_on_each(partition: Partit
     for of_rank in on_parts(batch, cut_nodes(batch, 2), 2, predictions):
         for name, value in whole.items():
             torch.testing.assert_close(of_rank[name].tensors(), value.tensors(), **EXACT)
-
-
-class SumsOverRanks(nn.Module):
-    def forward(self, states: dict[int, Tensor], graph: MessageGraph) -> dict[int, Tensor]:
-        return {0: states[0] + graph.to_nodes(graph.sum_over_nodes(states[0]))}
 
 
 def test_a_pass_of_exchanges_hangs_on_a_weight_that_learns() -> None:
