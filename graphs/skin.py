@@ -9,63 +9,12 @@ from jaxtyping import Bool, Float, Int
 from numpy import ndarray
 from torch import Tensor
 
-from hydragnn.base.errors import print_note
 from hydragnn.graphs.atomic import CLOSEST, REACH, neighbour_list
-from hydragnn.graphs.search import is_compact
 from hydragnn.graphs.topology import Topology
 
 SKIN = 0.5  # Angstrom beyond the cutoff: a third more pairs to look at, and dozens of steps between searches at 300 K
 UNSURE = 1e-9  # Angstrom; nearer to the cutoff than this, rounding decides, and the search itself is asked
 _Edges = tuple[Int[ndarray, " edges"], Int[ndarray, " edges"], Int[ndarray, "edges 3"]]
-
-
-Pairs = tuple[Int[Tensor, " pairs"], Int[Tensor, " pairs"], Int[Tensor, "pairs 3"]]
-
-
-class DeviceSearch:
-    """Searches of successive structures, whose memory on the device is kept.
-
-    Vesin leaves out pairs at a distance of zero on a GPU: no two atoms may lie on each other.
-    """
-
-    def __init__(self, cutoff: float) -> None:
-        from vesin import NeighborList
-
-        self.cutoff = cutoff
-        # its brute force takes a cell that is diagonal up to 1e-6 for a diagonal one
-        self.engine = NeighborList(cutoff=cutoff, full_list=True, algorithm="cell_list", n_threads=1)
-
-    def __call__(self, positions: Float[Tensor, "nodes 3"], cell: Float[np.ndarray, "3 3"], periodic: Any) -> Pairs:
-        """Return senders, receivers and shifts in the order of ``neighbour_list``.
-
-        RuntimeError where the device has no such search, or has too little memory for it.
-        """
-        device = positions.device
-        box, axes = torch.from_numpy(cell).to(device), torch.from_numpy(np.asarray(periodic, dtype=bool)).to(device)
-        _wait(device)  # vesin computes on a stream of its own
-        pairs, images = self.engine.compute(positions, box, axes, "PS", copy=False)
-        _wait(device)
-        receivers, senders = pairs.view(torch.int64).unbind(1)
-        shifts = images.long()
-        order = _order(receivers, senders, shifts, len(positions))
-        return senders[order], receivers[order], shifts[order]
-
-
-def _order(receivers: Tensor, senders: Tensor, shifts: Tensor, nodes: int) -> Int[Tensor, " pairs"]:
-    """Return the order of ``edge_order``."""
-    least, most = torch.stack(shifts.aminmax()).tolist() if len(shifts) else (0, 0)
-    width = most - least + 1
-    if nodes**2 * width**3 >= 2**63:
-        raise RuntimeError(f"{nodes} atoms and {width} images along an axis are too many to sort on the device")
-    key = receivers * nodes + senders
-    for axis in (2, 1, 0):
-        key = key * width + (shifts[:, axis] - least)
-    return torch.argsort(key)
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
@@ -102,20 +51,13 @@ class SkinList:
     The list within cutoff + skin is kept while atoms moved less than half the skin since it was made, beyond what a changing cell
     moves all of them. Only pairs that were not nearer than the cutoff by more than the skin are measured. A structure with other numbers
     of atoms, or other periodic axes, is searched anew, and so is one in which a pair is so near to the cutoff that rounding decides.
-    Pairs lie on ``device``; each structure costs one upload of positions and one read of three numbers.
-
-    On a GPU they are searched there, too, for atoms that moved since the last search so little that none can lie on another. The first
-    such search is compared with that on the host, which goes on alone if they differ or the device fails.
+    Pairs lie on ``device``, and are searched on the host; each structure costs one upload of positions and one read of three numbers.
     """
 
     def __init__(self, skin: float = SKIN, device: torch.device | str = "cpu") -> None:
         self.skin, self.device = skin, torch.device(device)
         self.searches = 0
         """Number of searches so far."""
-        self.searches_there = self.device.type == "cuda"
-        """True while they may be searched on the device."""
-        self._search: DeviceSearch | None = None
-        self._compared = False
         self._list: _Listed | None = None
 
     def __call__(
@@ -175,11 +117,9 @@ class SkinList:
         None where the search itself has to be asked.
         """
         places = torch.from_numpy(positions).to(self.device) if places is None else places
-        covered, separate = self._covers(positions, cell, periodic, cutoff)
-        if not covered:
+        if not self._covers(positions, cell, periodic, cutoff):
             self.searches += 1
-            all_pairs = self._found(positions, places, cell, periodic, cutoff + self.skin, name, separate=separate)
-            self._list = self._searched(all_pairs, positions, places, cell, periodic, cutoff)
+            self._list = self._searched(positions, places, cell, periodic, cutoff, name)
         listed, limit = self._list, cutoff * REACH
         assert listed is not None
         same = np.array_equal(cell, listed.present)
@@ -200,50 +140,14 @@ class SkinList:
         listed.edges = listed.edges if same else None
         return (None if asks else int(count)), same
 
-    def _found(
-        self,
-        positions: ndarray,
-        places: Tensor,
-        cell: ndarray,
-        periodic: Any,
-        reach: float,
-        name: str,
-        *,
-        separate: bool,
-    ) -> Pairs:
-        """Return all pairs within ``reach``, from the device if atoms are ``separate``."""
-        on_device = None
-        self._compared = self._compared and separate  # anew for another structure
-        if self.searches_there and separate and is_compact(positions, cell, periodic, reach * REACH, name):
-            try:
-                if self._search is None or self._search.cutoff != reach * REACH:
-                    self._search = DeviceSearch(reach * REACH)
-                on_device = self._search(places, cell, periodic)
-            except (RuntimeError, OSError) as error:
-                self._stay_on_host(str(error))
-        if on_device is not None and self._compared:
-            return on_device
-        senders, receivers, shifts = neighbour_list(positions, cell, periodic, reach, name=name)
-        on_host = tuple(torch.from_numpy(one).to(self.device) for one in (senders, receivers, shifts))
-        if on_device is not None:
-            self._compared = all(map(torch.equal, on_host, on_device))
-            if not self._compared:
-                self._stay_on_host("its pairs are not those of the host")
-        return on_host[0], on_host[1], on_host[2]
-
-    def _stay_on_host(self, reason: str) -> None:
-        self.searches_there, self._search = False, None
-        print_note(f"neighbours are searched on the CPU, not on {self.device}: {reason}")
-
     def _searched(
-        self, all_pairs: Pairs, positions: ndarray, places: Tensor, cell: ndarray, periodic: Any, cutoff: float
+        self, positions: ndarray, places: Tensor, cell: ndarray, periodic: Any, cutoff: float, name: str
     ) -> _Listed:
-        """Return what is remembered of all pairs within cutoff + skin."""
-        reach, (senders, receivers, shifts) = cutoff + self.skin, all_pairs
-        if shifts.is_cpu:
-            offsets = torch.from_numpy(shifts.numpy() @ cell)  # the bits of a graph from atoms
-        else:
-            offsets = shifts.double() @ torch.from_numpy(cell).to(self.device)
+        """Search all pairs within cutoff + skin."""
+        reach = cutoff + self.skin
+        pairs = neighbour_list(positions, cell, periodic, reach, name=name)
+        senders, receivers, shifts = (torch.from_numpy(one).to(self.device) for one in pairs)
+        offsets = torch.from_numpy(pairs[2] @ cell).to(self.device)  # the bits of a graph from atoms
         vectors = places.index_select(0, senders) - places.index_select(0, receivers) + offsets
         lengths = torch.mv(vectors.square_(), vectors.new_ones(3)).sqrt()
         sure = lengths < cutoff * REACH - self.skin
@@ -266,19 +170,19 @@ class SkinList:
             within=torch.zeros_like(sure),
         )
 
-    def _covers(self, positions: ndarray, cell: ndarray, periodic: Any, cutoff: float) -> tuple[bool, bool]:
-        """Return whether the list holds, and whether no atoms can meet.
+    def _covers(self, positions: ndarray, cell: ndarray, periodic: Any, cutoff: float) -> bool:
+        """Return True while the list holds.
 
-        It holds while no unlisted pair can be within the cutoff, and no sure one beyond it.
+        No atoms can meet, no unlisted pair can be within the cutoff, and no sure one beyond it.
         With F the deformation of the cell and u what atoms moved beyond it, a pair at v is at v F + u_j - u_i now, hence not
         nearer than the least singular value of F times its old length minus twice the largest |u|, nor farther than the largest
         one times it plus the same.
         """
         listed = self._list
         if listed is None or positions.shape != listed.positions.shape or listed.reach != cutoff + self.skin:
-            return False, False
+            return False
         if not np.array_equal(periodic, listed.periodic):
-            return False, False
+            return False
         least = most = 1.0
         if np.array_equal(cell, listed.cell):
             moved = positions - listed.positions
@@ -291,7 +195,7 @@ class SkinList:
         limit = cutoff * REACH
         separate = least * listed.shortest - farthest > CLOSEST
         sure = most * (limit - self.skin) + farthest < limit - UNSURE
-        return separate and sure and listed.reach * least - farthest > limit + UNSURE, separate
+        return separate and sure and listed.reach * least - farthest > limit + UNSURE
 
 
 def _numbers_of(mask: Tensor, count: int) -> Int[Tensor, " {count}"]:

@@ -50,7 +50,7 @@ class PackageCalculator(EnsembleCalculator):
         now = self.atoms
         positions, cutoff = now.get_positions(), self.structures.cutoff
         cell = completed_cell(np.array(now.cell.array), now.pbc, "the structure")
-        senders, receivers, images = self.neighbours(positions, cell, now.pbc, cutoff, name="the structure")
+        senders, receivers, images = self.moving.neighbours(positions, cell, now.pbc, cutoff, name="the structure")
         values = self.potential(
             torch.from_numpy(positions),
             torch.from_numpy(now.numbers.astype(np.int64)),

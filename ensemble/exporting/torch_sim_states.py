@@ -2,18 +2,19 @@
 
 from typing import Any
 
+import numpy as np
 import torch
+from ase import Atoms
 from torch import Tensor
 from torch_sim.models.interface import ModelInterface
 from torch_sim.state import SimState
 
 from hydragnn.base.errors import InputError
 from hydragnn.ensemble.estimates.predictions import Predictions
+from hydragnn.ensemble.reading.structures import MovingStructure
 from hydragnn.ensemble.uses.calculator import EnsembleCalculator, OutsideDomain
-from hydragnn.graphs.atomic import ATOMIC_NUMBERS_FIELD
 from hydragnn.graphs.batch import GraphBatch
-from hydragnn.graphs.field import ATOMIC_NUMBERS
-from hydragnn.graphs.many_skins import ManySkins
+from hydragnn.graphs.joining import concatenate
 
 PARTS = (("mean", ""), ("std", "_std"))
 """Quantities of an estimate, and how the names of results end."""
@@ -38,9 +39,9 @@ class TorchSimModel(ModelInterface):
                 "use the ASE calculator"
             )
         self.potential = potential
-        self.neighbours = ManySkins(structures.cutoff, structures.max_neighbours)
+        self._moving: list[MovingStructure] = []
         self.domain: tuple[str, ...] = ()
-        device = potential.neighbours.device
+        device = potential.moving.neighbours.device
         self._device, self._dtype = device, torch.float64
         self._compute_forces, self._compute_stress = "forces" in potential.names, "stress" in potential.names
 
@@ -74,20 +75,15 @@ class TorchSimModel(ModelInterface):
 
     def _graphs(self, state: SimState) -> GraphBatch:
         """Return the graphs of a state, made as those of training."""
-        counts = torch.bincount(state.system_idx)
-        positions = state.positions.detach().to(torch.float64)
-        cells = state.row_vector_cell.detach().to(torch.float64).contiguous()
-        periodic = torch.as_tensor(state.pbc, device=positions.device).expand(len(counts), 3)
-        edges = self.neighbours(positions, cells, periodic, counts)
-        ends = [torch.nn.functional.pad(sizes.cumsum(0), (1, 0)) for sizes in (counts, edges.edges_per_graph)]
-        return GraphBatch(
-            positions=edges.positions,
-            topology=edges.topology,
-            edge_shifts=edges.shifts,
-            cell=cells,
-            periodic=periodic,
-            node_offsets=ends[0],
-            edge_offsets=ends[1],
-            fields={ATOMIC_NUMBERS: ATOMIC_NUMBERS_FIELD},
-            nodes={ATOMIC_NUMBERS: state.atomic_numbers.to(torch.int64)},
-        )
+        counts = torch.bincount(state.system_idx).tolist()
+        cells = state.row_vector_cell.detach().double().cpu().numpy()
+        flags = torch.as_tensor(state.pbc).expand(len(counts), 3).cpu().numpy()
+        rows = [values.detach().cpu().split(counts) for values in (state.atomic_numbers, state.positions.double())]
+        states = [Atoms(*map(np.asarray, one), cell=cell, pbc=own) for *one, cell, own in zip(*rows, cells, flags)]
+        if len(self._moving) != len(states):
+            self._moving = [MovingStructure(self.potential.structures, self._device) for _ in states]
+        graphs = [
+            moving.graph(atoms, f"structure {number}")
+            for number, (moving, atoms) in enumerate(zip(self._moving, states))
+        ]
+        return concatenate([graph.to(self._device) for graph in graphs])

@@ -148,6 +148,29 @@ class Structures:
             yield NamedMake(structures=self, atoms=atoms, number=number, texts=texts)
 
 
+class MovingStructure:
+    """Graphs of a structure that moves, made anew only where they have to be."""
+
+    def __init__(self, structures: Structures, device: torch.device | str = "cpu") -> None:
+        """Begin without a structure; ``device`` keeps its neighbours."""
+        self.structures, self.neighbours = structures, SkinList(device=device)
+        self._last: tuple[GraphBatch, Atoms] | None = None
+
+    def graph(self, atoms: Atoms, name: str) -> GraphBatch:
+        """Return the graph; of the same elements and axes with a new geometry alone."""
+        last = self._last
+        if last is not None and np.array_equal(last[1].numbers, atoms.numbers) and (last[1].pbc == atoms.pbc).all():
+            graph = self.structures.moved(last[0], atoms, name, self.neighbours)
+        else:
+            graph = self.structures.graph(atoms, name, self.neighbours)
+        self._last = (graph, atoms) if self.structures.keeps_fields else None
+        return graph
+
+    def forget(self) -> None:
+        """Make the next graph anew, as where fields have changed."""
+        self._last = None
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NamedMake(MakerOfMany):
     """Maker of a graph with texts, known even if it fails."""

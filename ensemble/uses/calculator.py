@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 import numpy as np
-import torch
 from ase import Atoms
 from ase.calculators.calculator import Calculator, all_changes
 from ase.stress import full_3x3_to_voigt_6_stress
@@ -19,10 +18,9 @@ from hydragnn.ensemble.domain import Latent, Spread, Statistics
 from hydragnn.ensemble.ensemble import Ensemble
 from hydragnn.ensemble.estimates.calibration.numbers import Calibration
 from hydragnn.ensemble.estimates.predictions import Predictions
-from hydragnn.ensemble.reading.structures import factors_of, properties_of
+from hydragnn.ensemble.reading.structures import MovingStructure, factors_of, properties_of
 from hydragnn.graphs.atomic import value_on
 from hydragnn.graphs.batch import GraphBatch
-from hydragnn.graphs.skin import SkinList
 
 Values = dict[str, tuple[str, Any]]
 """Keys and values of fields by name."""
@@ -93,9 +91,9 @@ class EnsembleCalculator(Calculator):
         self.factors = factors_of(ensemble.targets, ensemble.training_attributes)
         self.structures = ensemble.structures
         devices = {member.model.device for member in ensemble.members}
-        self.neighbours = SkinList(device=devices.pop() if len(devices) == 1 else torch.device("cpu"))
-        self._last: tuple[GraphBatch, Atoms, Values] | None = None
-        """Graph of the last structure, that structure, and the fields that members read."""
+        self.moving = MovingStructure(self.structures, devices.pop() if len(devices) == 1 else "cpu")
+        self._made_of: Values = {}
+        """Fields of the last graph that members read."""
         self.values: Values = {}
         self.implemented_properties: list[str] = ["free_energy", *self.names]
 
@@ -114,22 +112,18 @@ class EnsembleCalculator(Calculator):
         try:
             return self.ensemble.predict_checked(self._graph(atoms))
         except RuntimeError as error:
-            if self.neighbours.device.type == "cpu":
+            if self.moving.neighbours.device.type == "cpu":
                 raise
             print_note(f"graphs of structures are made on the CPU: {error}")
-            self.neighbours, self._last = SkinList(), None
+            self.moving = MovingStructure(self.structures)
             return self.ensemble.predict_checked(self._graph(atoms))
 
     def _graph(self, atoms: Atoms) -> GraphBatch:
         """Return a structure's graph, with a new geometry alone where possible."""
-        last, name = self._last, "the structure"
-        same = last is not None and np.array_equal(last[1].numbers, atoms.numbers)
-        if last is not None and same and (last[1].pbc == atoms.pbc).all() and not _changed(last[2], self.values):
-            graph = self.structures.moved(last[0], atoms, name, self.neighbours)
-        else:
-            graph = self.structures.graph(atoms, name, self.neighbours)
-        self._last = (graph, atoms, self.values) if self.structures.keeps_fields else None
-        return graph
+        if _changed(self._made_of, self.values):
+            self.moving.forget()
+        self._made_of = self.values
+        return self.moving.graph(atoms, "the structure")
 
     def _react(self, reason: str, score: float) -> None:
         """Raise OutsideDomain, or print each new cause, where there is a reason."""
@@ -173,7 +167,7 @@ class EnsembleCalculator(Calculator):
         self.results = CalculatorResults()
         self.results |= {"energy": energy, "free_energy": energy, "forces": forces}
         self.values = deepcopy(self._read(self.atoms))
-        self.neighbours, self._last = SkinList(device=self.neighbours.device), None
+        self.moving = MovingStructure(self.structures, self.moving.neighbours.device)
 
     def calculate(
         self, atoms: Atoms | None = None, properties: list[str] | None = None, system_changes: list[str] = all_changes

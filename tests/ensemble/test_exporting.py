@@ -26,9 +26,6 @@ from hydragnn.base.errors import MissingPackageError
 from hydragnn.ensemble import OutsideDomain, calculator, package_calculator, torch_sim_model
 from hydragnn.ensemble.exporting import export as exporting
 from hydragnn.ensemble.exporting.program import example
-from hydragnn.graphs.atomic import neighbour_list
-from hydragnn.graphs.many_skins import ManySkins
-from hydragnn.graphs.search import completed_cell
 from tests.ensemble.conftest import calculating, refused
 from tests.forked import run_forked
 from tests.once import shared
@@ -415,47 +412,6 @@ def rattled(count: int, seed: int) -> list[Atoms]:
     return structures
 
 
-def moved_edges(skins: ManySkins, structures: list[Atoms]) -> list[tuple[int, int, float]]:
-    edges = skins(
-        torch.from_numpy(np.concatenate([atoms.positions for atoms in structures])),
-        torch.from_numpy(np.stack([atoms.cell.array for atoms in structures])),
-        torch.from_numpy(np.stack([atoms.pbc for atoms in structures])),
-        torch.tensor([len(atoms) for atoms in structures]),
-    )
-    senders, receivers = edges.topology.senders, edges.topology.receivers
-    lengths = (edges.positions[senders] + edges.shifts - edges.positions[receivers]).norm(dim=1)
-    return sorted(zip(senders.tolist(), receivers.tolist(), lengths.round(decimals=9).tolist()))
-
-
-@pytest.mark.parametrize("most", [None, 5])
-def test_many_lists_are_those_of_each_structure_while_atoms_and_cells_move(most: int | None) -> None:
-    structures, random, skins = rattled(9, seed=0), np.random.default_rng(1), ManySkins(4.0, most)
-    for step in range(12):
-        expected, first = [], 0
-        for atoms in structures:
-            cell = completed_cell(atoms.cell.array, atoms.pbc, "")
-            senders, receivers, images = neighbour_list(atoms.positions, cell, atoms.pbc, 4.0, most)
-            lengths = np.linalg.norm(atoms.positions[senders] + images @ cell - atoms.positions[receivers], axis=1)
-            expected += zip((senders + first).tolist(), (receivers + first).tolist(), lengths.tolist())
-            first += len(atoms)
-        found = moved_edges(skins, structures)
-        assert [one[:2] for one in found] == [one[:2] for one in sorted(expected)]
-        np.testing.assert_allclose([one[2] for one in found], [one[2] for one in sorted(expected)], atol=1e-8)
-        for number, atoms in enumerate(structures):
-            atoms.positions += 0.02 * random.normal(size=atoms.positions.shape) * (number < 4)
-            atoms.set_cell(atoms.cell.array * (1 + 0.004 * (number == 5)), scale_atoms=True)
-        structures = structures[1:] if step == 10 else structures
-    assert skins.searches < 9 + 8 + 30  # of 108
-
-
-def test_a_structure_that_is_impossible_is_named_by_its_number() -> None:
-    structures = rattled(3, seed=0)
-    structures[1].positions[1] = structures[1].positions[0] + 1e-5
-    refused(r"structure 1: nodes 0 and 1 are 1\.7e-05 apart", moved_edges, ManySkins(4.0), structures)
-    structures[2].positions[0, 0] = np.nan
-    refused("structure 2 has positions that are not finite", moved_edges, ManySkins(4.0), structures)
-
-
 def test_all_structures_have_the_calculators_energies_forces_and_stress(strained: tuple[Path, Atoms]) -> None:
     torch_sim = pytest.importorskip("torch_sim", reason=NEEDED)
     model, potential = torch_sim_model(strained[0]), calculator(strained[0], outside="record")
@@ -472,6 +428,26 @@ def test_all_structures_have_the_calculators_energies_forces_and_stress(strained
         np.testing.assert_allclose(results["forces_std"][own], potential.results["forces_std"], atol=1e-9)
         assert results["domain_score"][number].item() == pytest.approx(potential.results["domain_score"])
         assert model.domain[number] == potential.results["domain"]
+
+
+def test_structures_that_move_or_go_have_the_calculators_energies(strained: tuple[Path, Atoms]) -> None:
+    torch_sim = pytest.importorskip("torch_sim", reason=NEEDED)
+    model, potential = torch_sim_model(strained[0], outside="record"), calculator(strained[0], outside="record")
+    structures, random = [atoms for atoms in rattled(9, seed=3) if atoms.pbc.all()], np.random.default_rng(1)
+    for step in range(6):
+        energies = model(torch_sim.initialize_state(structures, model.device, model.dtype))["energy"].tolist()
+        for atoms, energy in zip(structures, energies, strict=True):
+            alone = atoms.copy()
+            alone.calc = potential
+            assert energy == pytest.approx(alone.get_potential_energy(), rel=1e-9)
+            atoms.positions += 0.02 * random.normal(size=atoms.positions.shape)
+            atoms.set_cell(atoms.cell.array * 1.002, scale_atoms=True)
+        structures = structures[1:] if step == 3 else structures
+    structures[1].positions[1] = structures[1].positions[0] + 1e-5
+    state = torch_sim.initialize_state(structures, model.device, model.dtype)
+    refused(r"structure 1: nodes 0 and 1 are 1\.7e-05 apart", model, state)
+    state.positions[-1, 0] = np.nan
+    refused("structure 0, positions: NaN or infinite", model, state[[-1]])
 
 
 def test_clusters_are_relaxed_at_once_as_one_after_the_other(ensemble: Path, frames: list[Atoms]) -> None:
