@@ -51,7 +51,7 @@ class Cost:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Usage:
-    """Use of the machine by a run so far, over all segments and ranks."""
+    """Use of the machine by all segments and ranks so far."""
 
     phases: dict[str, float] = member(default_factory=dict)
     """Seconds of the first rank by phase; they add up to the wall time."""

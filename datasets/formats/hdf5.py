@@ -128,7 +128,7 @@ class Hdf5PartWriter(ReservedHdf5):
 
 
 class MappedFile:
-    """Content of a file that must not change; processes of a node share it."""
+    """Content of a file that processes share and nobody may change."""
 
     def __init__(self, path: Path) -> None:
         """Open the file, mapped on first use; OSError where that is impossible."""

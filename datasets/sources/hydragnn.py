@@ -225,7 +225,7 @@ def _ase_sample(path: Path) -> dict[str, Array]:
 
 
 def _scale_features(arrays: Sequence[Array], widths: Sequence[int]) -> Array:
-    """Bring features to 0 to 1; return the smallest and the largest of each."""
+    """Bring features to 0 to 1; return the extremes of each."""
     bounds = []
     for first, width in zip(np.cumsum([0, *widths[:-1]]).tolist(), widths):
         values = [one[..., first : first + width] for one in arrays]

@@ -134,7 +134,7 @@ class Structures:
     def makers(
         self, frames: Iterable[Atoms | InputError], first: int = 0, source: str = "", *, keep: bool = False
     ) -> Iterator[Make]:
-        """Give a maker for each structure, numbered from ``first``; one of an error raises it.
+        """Give a maker for each structure; one of an error raises it.
 
         A graph has the name of its structure, else ``source`` and number; with ``keep`` it keeps all entries of its structure.
         """
@@ -149,7 +149,7 @@ class Structures:
 
 
 class MovingStructure:
-    """Graphs of a structure that moves, made anew only where they have to be."""
+    """Graphs of a moving structure, made anew only where necessary."""
 
     def __init__(self, structures: Structures, device: torch.device | str = "cpu") -> None:
         """Begin without a structure; ``device`` keeps its neighbours."""
@@ -157,7 +157,7 @@ class MovingStructure:
         self._last: tuple[GraphBatch, Atoms] | None = None
 
     def graph(self, atoms: Atoms, name: str) -> GraphBatch:
-        """Return the graph; of the same elements and axes with a new geometry alone."""
+        """Return the graph, with new geometry alone for the same elements."""
         last = self._last
         if last is not None and np.array_equal(last[1].numbers, atoms.numbers) and (last[1].pbc == atoms.pbc).all():
             graph = self.structures.moved(last[0], atoms, name, self.neighbours)
@@ -271,7 +271,7 @@ def structures_for(members: Sequence[Member], manifest: Manifest) -> Structures:
 
 
 def own_neighbours(member: Member) -> int | None:
-    """Return the nearest neighbours that nodes keep, where the settings of a model say it."""
+    """Return how many nearest neighbours a model says nodes keep."""
     most: int | None = getattr(member.model.description.model, "max_neighbours", None)
     return most
 

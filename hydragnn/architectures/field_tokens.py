@@ -180,7 +180,7 @@ class FieldTokensTransformer(Architecture):
         )
 
     def finish(self, states: States, graph: MessageGraph) -> States:
-        """Return the states after the last norm, which bounds what a step of a roll-out can add."""
+        """Return the states after the last norm, which bounds roll-outs."""
         return {**states, 0: self.norm(states[0])}
 
     @classmethod

@@ -119,7 +119,7 @@ def print_note(sentence: str) -> None:
 
 @contextmanager
 def as_note(subject: str, tell: Callable[[str], object] = print_note) -> Iterator[None]:
-    """Turn an error in the block into a note; what comes after finished work cannot end it.
+    """Turn an error in the block into a note on finished work.
 
     >>> with as_note("pictures", print): raise OSError("no space")
     pictures: OSError: no space

@@ -51,7 +51,7 @@ def peaks_of(device: torch.device, precision: str) -> Peaks:
 
 @cache
 def measured_peaks(precision: str) -> Peaks:
-    """Return the speed of a product of matrices and of a large copy, in some tens of milliseconds."""
+    """Return the measured speed of a matrix product and a large copy."""
     dtype = {"fp64": torch.float64, "bf16": torch.bfloat16}.get(precision, torch.float32)
     with torch.no_grad():
         matrix, numbers = torch.ones(SIDE, SIDE, dtype=dtype), torch.ones(COPIED, dtype=torch.uint8)

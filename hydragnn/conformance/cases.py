@@ -237,7 +237,7 @@ _shared: dict[tuple[Any, ...], GraphModel] = {}
 
 
 def shared_model(kind: str, dtype: torch.dtype = torch.float64, *, dim: int = 3, **changes: Any) -> GraphModel:
-    """Return the model of ``make_model``, made once, for work that leaves it as it is."""
+    """Return the model of ``make_model``, made once, to read."""
     allow_named(kind)
     key = (architecture_of(kind), repr(sorted(changes.items())), dtype, dim)
     if key not in _shared:

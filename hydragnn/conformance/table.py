@@ -101,7 +101,7 @@ def _outcome(law: Law, network: Network) -> tuple[Verdict, str]:
 
 
 def conformance_table(outcomes: Sequence[PromiseOutcome], *, around: bool = False) -> str:
-    """Return the table of promises, or of wrappers with the number of promises that hold, in Markdown."""
+    """Return the table of promises, or of wrappers, in Markdown."""
     kinds = list(dict.fromkeys(outcome.kind for outcome in outcomes))
     outcomes = [outcome for outcome in outcomes if bool(outcome.around) == around]
     failures = [outcome for outcome in outcomes if outcome.verdict == "failed"]

@@ -222,7 +222,7 @@ def world_of(launch: Launch) -> Any:
 
 
 def _met_by_mpi(launch: Launch, folder: Path, patience: timedelta) -> Meeting:
-    """Meet as ranks of a job step do, at a place that MPI broadcasts."""
+    """Meet as ranks of a job step, where MPI broadcasts."""
     with note_of_waiting(launch, lambda: "all other ranks, which have not come to MPI yet"):
         world = world_of(launch)
         one_node = len(set(world.allgather(machine_name()))) == 1

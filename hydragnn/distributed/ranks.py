@@ -283,7 +283,7 @@ def pci_address(gpu: torch.device) -> str:
 
 @contextmanager
 def cores_given_back() -> Iterator[None]:
-    """Let all threads of this process run on its present cores again at the end."""
+    """Give all threads of this process its present cores again."""
     if not hasattr(os, "sched_getaffinity"):
         yield
         return

@@ -116,7 +116,7 @@ class Partial(NamedTuple):
 
 
 def multilinear(items: Mapping[str, str], ops: Mapping[str, Partial]) -> "Family":
-    """Return the family of a scalar T that is linear in each of its tensors.
+    """Return the family of a scalar T, linear in each tensor.
 
     ``items`` says what each tensor has one of, in their order; ``ops`` has the op that leaves a tensor out, which takes the others in
     this order. Its derivative with respect to a tensor is the op that leaves this tensor out, with the incoming gradient in its own place.

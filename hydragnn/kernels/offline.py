@@ -20,7 +20,7 @@ ARCHITECTURES = ("gfx90a", "gfx942", "gfx950", "sm_80", "sm_90")
 def compile_kernels(
     architecture: str, channels: Sequence[int], dtypes: Sequence[torch.dtype], only: str = ""
 ) -> list[str]:
-    """Compile every kernel that ops launch with these widths and dtypes; return their names.
+    """Compile kernels for these widths and dtypes; return their names.
 
     Forward and backward; kernels in Triton's cache are read there. InputError where the architecture is unknown or Triton is missing.
     """

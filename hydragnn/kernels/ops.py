@@ -1,4 +1,4 @@
-"""Registry ``OPS`` of all ops, with cases that call each: what tests compare and ``hydragnn kernels compile`` compiles."""
+"""Registry ``OPS`` of all ops, with cases that call each."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -35,7 +35,7 @@ Make = Callable[[Topology, int, Normal], Case]
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Op:
-    """Kernel that layers call: differentiable as often as one likes, by the form of the device."""
+    """Kernel that layers call, differentiable as often as one likes."""
 
     name: str
     call: Callable[..., Any]

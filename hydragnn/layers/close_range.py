@@ -226,7 +226,7 @@ class CloseRange(nn.Module):
 
 
 def stretching(shares: Float[Tensor, " edges"]) -> Float[Tensor, " edges"]:
-    """Return the factor of vectors by which learned parts see no change of short distances.
+    """Return the factor of vectors that hides short distances from learned parts.
 
     Of a share x of the shortest trained distance it is 1 from ``ALIKE`` on, and (FLAT + ALIKE) / 2 / x up to ``FLAT``.
 

@@ -24,7 +24,7 @@ class Exchange(Function):
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, token: Tensor, halo: Halo, back: bool) -> tuple[Tensor, Tensor]:
-        """Send rows to their copies, or ``back`` to their owners; return those that arrive and the next token."""
+        """Send rows to their copies, or ``back`` to their owners."""
         ctx.halo, ctx.back = halo, back
         counts = (halo.copies_from, halo.sent_to) if back else (halo.sent_to, halo.copies_from)
         return halo.peers.swap(rows.contiguous(), *counts), torch.zeros_like(token)

@@ -88,7 +88,7 @@ class BranchView(GraphModel):
 
 
 def build_branched(descriptions: Sequence[ModelDescription], seed: int) -> GraphModel | BranchedModel:
-    """Return a model in float32, branched where several are described; equal seeds give equal weights.
+    """Return a model in float32; equal seeds give equal weights.
 
     InputError where the branches cannot share a trunk.
     """

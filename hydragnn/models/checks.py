@@ -49,7 +49,7 @@ REFUSALS: Mapping[Use, str] = {
 
 
 def limits_of(description: ModelDescription, use: Use) -> Iterator[tuple[str, str]]:
-    """Yield the parts of a model, and why a use is impossible with each, or ""."""
+    """Yield parts of a model, each with a reason against the use."""
     model, architecture = description.model, description.architecture
     attention = model.global_attention
     yield f"model {model.kind}", architecture.limit(model, use)

@@ -88,7 +88,7 @@ class TrainedModel:
             return model.encode(inputs, model.message_graph(inputs, model.edge_vectors(inputs)))[0]
 
     def replayed(self) -> "TrainedModel":
-        """Return the model with predictions that are recorded once per size of batches as graphs of its device.
+        """Return the model with predictions recorded once per size of batches.
 
         It pays for many batches of few sizes, such as steps of dynamics. The model as it is where the device or the model has no such graphs.
         """

@@ -164,7 +164,7 @@ def part(whole: Distribution, number: int, count: int, rows: int | None = None) 
 
 
 def random_batch(description: ModelDescription, dtype: torch.dtype) -> GraphBatch:
-    """Return a fixed random batch of a model's inputs: three graphs of five nodes.
+    """Return a fixed random batch of three graphs of five nodes.
 
     Edges have lengths up to the cutoff, those of close range from its limits, since a repulsion would hide all else.
     It means nothing: edges have no reverse, and ``reverse_edges`` is any permutation.

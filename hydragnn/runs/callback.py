@@ -101,7 +101,7 @@ class Stopwatch:
         self.others = (self.ranks.gather(own).sum(0) - own).tolist()
 
     def own_usage(self) -> list[float]:
-        """Return joules, busy share, operations and bytes of this rank and segment; NaN where unknown."""
+        """Return joules, busy share, operations and bytes; NaN where unknown."""
         return [*self.meter.values(), *self.work.totals]
 
     def usage(self, phases: Mapping[str, float]) -> Usage:

@@ -220,7 +220,7 @@ class Extrapolation:
 def check_curves(
     layout: ParallelSettings, started: Iterable[ParallelSettings], per_node: int, batch: int, graphs: int
 ) -> None:
-    """Raise InputError where a layout has no curve on powers of two of devices."""
+    """Raise InputError for a layout without curves on powers of two."""
     ranks, own = layout.ranks_per_replica, words(layout)
     if DEVICES[-1] % ranks:
         raise InputError(

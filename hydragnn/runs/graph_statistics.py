@@ -55,7 +55,7 @@ def training_statistics(
 def cached_rows(
     branch: BranchData, cache: StatisticsCache, of: dict[str, Any], width: int, row: RowOf, reduce: Reduce = np.asarray
 ) -> list[Any]:
-    """Return what a reduction makes of the rows of the training part, computed once; collective."""
+    """Return a reduction of rows of the training part; collective."""
     train = branch.split.train
     key = {**of, "train": digest_of(train)}
     result: list[Any] = cache.value(key, lambda: reduce(training_rows(train, cache, width, row)).tolist())

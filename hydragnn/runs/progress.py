@@ -34,7 +34,7 @@ class Progress(Protocol):
 
 
 class ConsoleProgress:
-    """Progress on a console: a live bar in a terminal, else a line every some seconds."""
+    """Progress on a console: a live bar, or lines now and then."""
 
     def __init__(self, console: Console) -> None:
         """Show the bar or the lines on this console."""
@@ -65,7 +65,7 @@ class ConsoleProgress:
             self.bars.update(self.task, completed=epochs, description=text, speed=graphs_per_second)
 
     def epoch(self, number: int, values: dict[str, float | None]) -> None:
-        """Show the losses of epoch ``number`` (from 1), in a line unless the last one is young."""
+        """Show the losses of epoch ``number``, which begins at 1."""
         self.valid, now = f"  valid {_short(values.get('valid/loss'))}", time.monotonic()
         if self.bars or (now - self.last < SECONDS_BETWEEN_LINES and number < self.total):
             return

@@ -109,7 +109,7 @@ class Steps:
 
     @property
     def difference(self) -> float:
-        """Return the share by which repeats of the two large batches differ at most."""
+        """Return the largest relative difference between repeats of two large batches."""
         return max(max(each) / min(each) - 1.0 for each in self.repeats[-2:])
 
     @property

@@ -499,7 +499,7 @@ def _kinds(values: Int[Tensor, " items"]) -> Int[Tensor, " kinds"]:
 
 
 def _rows(target: Target, features: Features, batches: Sequence[GraphBatch]) -> tuple[Array, Array, Array]:
-    """Return features, shares of species and labels of at most ``ROWS`` labelled items."""
+    """Return features, shares of species and labels of ``ROWS`` items at most."""
     at, name, parts = target.field.on, target.field.name, []
     for batch in batches:
         values = batch[name].double().reshape(-1, target.field.width).numpy() / sizes_of(target, batch)

@@ -22,7 +22,7 @@ BINS = 15
 def values_of(
     field: Field, store: GraphStore, graphs: NDArray[np.int64]
 ) -> tuple[NDArray[np.generic], NDArray[np.bool_]]:
-    """Return values of a field, read block by block, and True for graphs that have it."""
+    """Return values of a field, and True for graphs that have it."""
     sizes, selection, blocks = store.sizes(), np.zeros(len(store), dtype=np.bool_), []
     selection[graphs] = True
     items = {"node": sizes.nodes, "edge": sizes.edges, "graph": np.ones(len(store), dtype=np.int64)}[field.on]

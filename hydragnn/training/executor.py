@@ -31,7 +31,7 @@ class EagerSteps(Eager):
     """Why steps cannot be recorded; empty where they may be."""
 
     def gradient(self, parts: Sequence[Part], counted: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Add the gradients of parts one by one; yield errors and losses of the first ``counted``.
+        """Add gradients of parts; yield errors and losses of the ``counted``.
 
         Other parts keep step with those of peers. The next result may overwrite the one before.
         """

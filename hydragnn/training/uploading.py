@@ -46,7 +46,7 @@ def tensors_of_parts(parts: Iterable[GraphBatch]) -> list[Tensor]:
 
 
 def _made_on_gpu(items: Iterator[T], device: torch.device) -> tuple[T, Any] | None:
-    """Return the next item, and the event that ends its copy; None at the end."""
+    """Return the next item with the event of its copy, or None."""
     module: Any = torch.get_device_module(device)
     with module.device(device), module.stream(_copy_stream(device)):
         for item in items:

@@ -13,7 +13,7 @@ NOWHERE = tl.constexpr(2147483647)
 
 @triton.jit
 def _store_extreme(value, edge, at, held, held_at, extreme, exists, none, mask, WINNERS: tl.constexpr):
-    """Store an extreme of a row and the first edge that holds it, or ``none``."""
+    """Store an extreme of a row and its first edge, or ``none``."""
     tl.store(value + at, tl.where(exists, extreme, 0.0).to(value.dtype.element_ty), mask=mask)
     if WINNERS:
         winner = tl.min(tl.where(held == extreme[None, :], held_at, NOWHERE), 0)
