@@ -68,10 +68,6 @@ class SearchSettings(Settings):
     absolute errors are divided by those of the trivial predictor: ``{energy = 1.0, forces = 2.0}``. A list has several, costs among them (``cost/ms_per_graph``,
     ``cost/memory_mb``, ``cost/parameters``, ``cost/joules_per_graph``), each alone or with a bound: ``{of = "cost/ms_per_graph", at_most = 2.0}``."""
 
-    layout_trials: int = Field(default=0, ge=0)
-    """Number of first trials that differ in ``space.parallel`` only, with the middle of all other ranges; the layout that trained the most graphs
-    per second is that of all later trials."""
-
     rungs: list[int] = Field(default_factory=list)
     """Epochs after which trials are compared and only the best go on; the last segment ends at ``train.epochs``."""
 
@@ -144,11 +140,6 @@ class SearchSettings(Settings):
     def _check(self) -> "SearchSettings":
         if sorted(set(self.rungs)) != self.rungs or (self.rungs and self.rungs[0] < 1):
             raise ValueError(f"rungs = {self.rungs}: must be increasing numbers of epochs from 1")
-        layouts = [path for path in self.space if path.startswith(PARALLEL)]
-        if self.layout_trials and (not layouts or self.layout_trials >= self.trials or self.warm_start):
-            raise ValueError(
-                f"layout_trials = {self.layout_trials}: needs space.parallel, more trials than that, and no warm_start"
-            )
         quantities = [goal.of for goal in goals_of(self.objective)]
         if isinstance(self.objective, list) and len(quantities) < 2:
             raise ValueError("objective: a list has two objectives or more; give the only one by itself")

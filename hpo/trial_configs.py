@@ -118,28 +118,11 @@ def check_space(settings: CampaignSettings, space: Space, *, begun: bool = False
     _check_paths(settings, space, begun)
     _check_places(settings, space)
     check_values(settings, space, lambda config: None)
-    _check_layouts(settings, space)
     points = all_points(space)
     if points is not None and len(points) < settings.search.trials:
         raise InputError(
             f"{settings.source}: search.space has {len(points)} points, fewer than trials = {settings.search.trials}; "
             "lower search.trials or widen the space"
-        )
-
-
-def _check_layouts(settings: CampaignSettings, space: Space) -> None:
-    """Raise InputError where fewer layouts fit than are to be compared."""
-    first = settings.search.layout_trials
-    if not first:
-        return
-    own = Space(parameters={path: one for path, one in space.parameters.items() if path.startswith(PARALLEL)})
-    generator = np.random.default_rng(0)
-    layouts = (random_point(space, generator, layout) for layout in all_points(own) or [])
-    count = sum(not problem_of(settings, space, point) for point in layouts)
-    if count < first:
-        raise InputError(
-            f"{settings.source}: search.layout_trials = {first}, and {count} layouts of search.space.parallel fit the ranks of a trial; "
-            "lower it, or give more choices"
         )
 
 

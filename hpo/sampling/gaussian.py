@@ -301,7 +301,7 @@ class GaussianProcess(Sampler):
 
     def propose(self, history: History, number: int) -> Point:
         """Return the best free candidate; at further draws the next."""
-        if not any(trial.results for trial in history.trials):  # none of its stage, after layouts were compared
+        if not any(trial.results for trial in history.trials):
             return RandomSampler().propose(history, number)
         self._learn(history, number)
         if history.draw == 0:

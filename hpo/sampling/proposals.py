@@ -72,15 +72,11 @@ class Proposals:
         self._ready: deque[tuple[Point, Cost]] = deque()
         self._met = 0
         """Requests made while the sampler was busy."""
-        self._held = False
-        """Whether the oldest request waits for the layout."""
 
     @property
     def busy(self) -> bool:
         """Return True where an open request can be served."""
-        return (
-            bool(self._asked) and not self._held and (self._coming is None or self._coming.done() or bool(self._ready))
-        )
+        return bool(self._asked) and (self._coming is None or self._coming.done() or bool(self._ready))
 
     def ask(self, trial: int) -> None:
         """Take the request for a trial."""
@@ -92,11 +88,6 @@ class Proposals:
         if not self._asked or time.monotonic() >= deadline:
             return None
         number, since = self._asked[0]
-        layouts = self._settings.search.layout_trials
-        self._held = number >= layouts and any(is_open(state, trial) for trial in range(layouts))
-        if self._held:  # the fastest layout is that of all later trials
-            self._asked = deque((trial, time.monotonic()) for trial, _ in self._asked)
-            return None
         if number < len(self._enqueued):
             run = self._settings.runs[number] if self._settings.runs else None
             cost: Cost = (None, None) if run is None else (run.work, run.scaling)
@@ -104,7 +95,7 @@ class Proposals:
         if not self._ready and not (state.exhausted or self._last.exhausted):
             self._take_answer(state, number)
         ahead, slow = min(BATCH, self._met), self._last.seconds > SLOW and not self._last.exhausted
-        if number >= layouts and slow and self._coming is None and is_wide(state) and len(self._ready) <= ahead // 2:
+        if slow and self._coming is None and is_wide(state) and len(self._ready) <= ahead // 2:
             self._begin(state, number + len(self._asked), max(1, ahead))  # for later requests
         if self._ready:
             return self._proposed(number, *self._ready.popleft())
@@ -130,8 +121,7 @@ class Proposals:
     def _take_answer(self, state: State, number: int) -> None:
         """Ask the sampler, or take its answer."""
         if self._coming is None:
-            layouts = self._settings.search.layout_trials - number
-            self._begin(state, number, min(BATCH, len(self._asked), layouts if layouts > 0 else BATCH))
+            self._begin(state, number, min(BATCH, len(self._asked)))
         assert self._coming is not None
         if self._coming.done():
             self._last, self._coming = self._coming.result(), None
@@ -161,12 +151,6 @@ class Proposals:
             silent=points is None,
             seconds=time.monotonic() - begun,
         )
-
-
-def is_open(state: State, number: int) -> bool:
-    """Return True for a trial that may still have its first result."""
-    trial = state.trials.get(number)
-    return trial is None or (not trial.results and trial.status not in ("failed", "lost"))
 
 
 def is_wide(state: State) -> bool:

@@ -8,21 +8,18 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any
 
 import numpy as np
-from msgspec import structs
 
 from hydragnn.base.errors import InputError, nearest
 from hydragnn.base.imports import REFERENCE, announced_classes, class_named
 from hydragnn.hpo.fronts import Bounds
 from hydragnn.hpo.scheduling.scheduler import State, Trial
 from hydragnn.hpo.scheduling.state import attempts_at_once
-from hydragnn.hpo.search_settings import PARALLEL, sampler_for
+from hydragnn.hpo.search_settings import sampler_for
 from hydragnn.hpo.settings import CampaignSettings
-from hydragnn.hpo.space.parameters import Choices, Parameter
 from hydragnn.hpo.space.points import Point, Space, all_points, is_point, point_key, random_point, value_at
 from hydragnn.hpo.trial_configs import MISSES, problem_of
 
@@ -56,8 +53,6 @@ class History:
     """Number of attempts that can run at once."""
     draw: int = 0
     """Number of proposals for the same trial that could not be used."""
-    layout: Point = field(default_factory=dict)
-    """Values that all later trials share."""
 
     def generator(self, number: int, draw: int | None = None) -> np.random.Generator:
         """Return the random numbers of a trial; each draw has its own."""
@@ -186,7 +181,7 @@ def learns(name: str) -> bool:
 
 def num_random(settings: CampaignSettings) -> int:
     """Return how many trials are drawn at random, whatever the results."""
-    trials = settings.search.layout_trials or settings.search.trials
+    trials = settings.search.trials
     return min(STARTUP, max(4, trials // 3)) if learns(settings.search.sampler) else trials
 
 
@@ -197,11 +192,8 @@ def history_of(settings: CampaignSettings, space: Space, state: State) -> Histor
     all: the best, as many spread evenly over all results, and the latest without a result.
     """
     search, startup = settings.search, num_random(settings)
-    first = [state.trials[number] for number in range(search.layout_trials) if number in state.trials]
-    layout = fastest_layout(first)
-    history = History(
-        space=space, seed=search.seed, startup=startup, rungs=state.plan.rungs, bounds=state.plan.bounds, layout=layout
-    )
+    rungs, bounds = state.plan.rungs, state.plan.bounds
+    history = History(space=space, seed=search.seed, startup=startup, rungs=rungs, bounds=bounds)
     results = len(state.rungs[0].reached) if state.rungs else 0
     if not learns(search.sampler) or results < startup:
         return history
@@ -210,44 +202,6 @@ def history_of(settings: CampaignSettings, space: Space, state: State) -> Histor
     trials = (state.trials[number] for number in sorted(numbers))
     included = tuple(trial for trial in trials if trial.values and trial.status != "lost")
     return replace(history, trials=included, width=attempts_at_once(state.plan, state.slots))
-
-
-def fastest_layout(trials: Sequence[Trial]) -> Point:
-    """Return the layout with the most graphs per second; empty without any."""
-    timed = [trial for trial in trials if trial.speed]
-    values = max(timed, key=lambda trial: (trial.speed, -trial.number)).values if timed else {}
-    return {path: value for path, value in values.items() if path.startswith(PARALLEL)}
-
-
-def at_stage(settings: CampaignSettings, history: History, number: int) -> History:
-    """Return the history that counts for a trial.
-
-    While layouts are compared, results are seconds per graph.
-    """
-    first = settings.search.layout_trials
-    if number >= first:
-        return replace(history, trials=tuple(trial for trial in history.trials if trial.number >= first))
-    timed = [
-        structs.replace(trial, results=(1.0 / trial.speed,) if trial.speed else (), others=())
-        for trial in history.trials
-        if trial.number < first
-    ]
-    return replace(history, trials=tuple(timed), bounds=())
-
-
-def settled(settings: CampaignSettings, history: History, point: Point, number: int) -> Point:
-    """Return a point with the values that its stage does not search.
-
-    While layouts are compared, those are the middle of all other ranges; afterwards it is the layout.
-    """
-
-    def value_of(path: str, parameter: Parameter) -> Any:
-        if number < settings.search.layout_trials and not path.startswith(PARALLEL):
-            return value_at(parameter, 0.0 if isinstance(parameter, Choices) else 0.5)
-        own = point[path] if path in point else value_at(parameter, 0.5)
-        return own if number < settings.search.layout_trials else history.layout.get(path, own)
-
-    return history.space.point(value_of) if settings.search.layout_trials else point
 
 
 def _best_and_spread(state: State) -> set[int]:
@@ -275,8 +229,7 @@ def proposals(
     sampler = sampler_class(sampler_for(settings.search.sampler, history.width, len(history.bounds)))()
     used, points = set(excluded), list[Point]()
     for number in range(first, first + count):
-        now = at_stage(settings, history, number)
-        point = _first_new(settings, now, _draws(settings, sampler, now, number), number, used)
+        point = _first_new(settings, history, _draws(settings, sampler, history, number), number, used)
         if point is None:
             break
         points.append(point)
@@ -303,7 +256,7 @@ def _first_new(
     settings: CampaignSettings, history: History, points: Iterable[Point], number: int, excluded: AbstractSet[str]
 ) -> Point | None:
     """Return the first valid new point, or None."""
-    for point in (settled(settings, history, point, number) for point in points):
+    for point in points:
         if point_key(point) not in excluded and not problem_of(settings, history.space, point, number):
             return point
     return None

@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -13,7 +13,6 @@ from matplotlib.collections import LineCollection
 from hydragnn.base.errors import InputError
 from hydragnn.hpo import TrialHistory
 from hydragnn.hpo.objective import Quantity, goals_of, objective_value
-from hydragnn.hpo.search_settings import PARALLEL
 from hydragnn.hpo.status.facts import TRIALS, counts_text
 from hydragnn.record import RunRecord
 from hydragnn.scripts.report import canvas
@@ -60,7 +59,6 @@ def chapter(facts: Facts) -> Section | None:
             front_table(campaign),
             effects_table,
             architectures,
-            layouts_table(campaign),
             trials_table(campaign),
             failures_table(campaign),
         ],
@@ -181,47 +179,11 @@ def trials_table(campaign: Campaign) -> Table:
             "status": lambda trial: TRIALS[trial.status],
             "epochs": of_record(lambda record: str(record.epochs)),
             "time": of_record(lambda record: duration(record.cost.seconds)),
+            "graphs per second": lambda trial: f"{trial.speed:.4g}" if trial.speed else "–",
             **settings_of(campaign, ranked),
         },
         f"The best {len(ranked)} of {trials} trials." if len(ranked) < trials else "All trials, best first.",
     )
-
-
-def layouts_table(campaign: Campaign) -> Table | None:
-    """Return layouts of ranks by throughput; None where none were searched."""
-    axes = [path for path in campaign.search["space"] if path.startswith(PARALLEL)]
-    trials_by_layout: dict[tuple[Any, ...], list[TrialHistory]] = {}
-    for trial in campaign.history.trials:
-        trials_by_layout.setdefault(tuple(trial.values.get(path) for path in axes), []).append(trial)
-    if not axes or not trials_by_layout:
-        return None
-    first = campaign.search.get("layout_trials") or 0
-
-    def speed(trials: Sequence[TrialHistory]) -> float:
-        return max([trial.speed for trial in trials if trial.number < first] or [trial.speed for trial in trials])
-
-    def memory(trials: Sequence[TrialHistory]) -> str:
-        peaks = [own.cost.peak_memory_mb for trial in trials if (own := campaign.records.get(trial.number))]
-        return f"{max(peaks):,.0f} MB" if any(peaks) else "–"
-
-    caption = "Layouts of ranks, the fastest first: graphs of training per second, of all ranks together, in the first segment of the best trial."
-    if first:
-        rule = f"The first {first} trials differ in their layout only, and the fastest of these is that of all later trials."
-        caption += f" {rule} Their throughput is shown."
-    columns: dict[str, Callable[[Any], str]] = {
-        short(path): partial(_layout_size, number) for number, path in enumerate(axes)
-    }
-    columns |= {
-        "trials": lambda row: str(len(row[1])),
-        "graphs per second": lambda row: f"{speed(row[1]):.4g}" if speed(row[1]) else "–",
-        "most memory of a rank": lambda row: memory(row[1]),
-        "out of memory": lambda row: str(sum(failure_kind(trial) == "out_of_memory" for trial in row[1])),
-    }
-    return table_of(sorted(trials_by_layout.items(), key=lambda row: -speed(row[1])), columns, caption)
-
-
-def _layout_size(axis: int, row: tuple[Any, ...]) -> str:
-    return text(row[0][axis])
 
 
 def failures_table(campaign: Campaign) -> Table:

@@ -19,10 +19,8 @@ from sklearn.gaussian_process.kernels import ConstantKernel, Matern
 from hydragnn.base import imports
 from hydragnn.base.errors import InputError
 from hydragnn.hpo import campaign_history, run_search
-from hydragnn.hpo.costs import Estimates
 from hydragnn.hpo.sampling.gaussian import Coordinates, Outlook, likely_kernel, normal_scores
 from hydragnn.hpo.sampling.process import Question, SamplerProcess
-from hydragnn.hpo.sampling.proposals import Proposals
 from hydragnn.hpo.sampling.sampler import HISTORY, SAMPLERS, History, Sampler, history_of, learns, num_random, proposals
 from hydragnn.hpo.sampling.tpe import ParzenEstimators
 from hydragnn.hpo.scheduling.events import Opened, Plan, Proposed, Reached
@@ -416,11 +414,6 @@ def test_candidates_are_new_points_of_the_space_and_no_choice_is_given_up() -> N
 SIZES = {"shard": [1, 2, 4], "tensor": [1, 2], "graph": [1, 2]}
 
 
-def seconds_of(values: dict[str, Any]) -> float:
-    """Return seconds per graph; shard = 2 and tensor = 2 is the fastest."""
-    return 1.0 + abs(values["parallel.shard"] - 2) + abs(values["parallel.tensor"] - 2) + values["parallel.graph"]
-
-
 @pytest.mark.parametrize(
     ("search", "words"),
     [
@@ -428,7 +421,6 @@ def seconds_of(values: dict[str, Any]) -> float:
         ({"space": {"parallel": {"shard": [1, 3]}}}, r"shard = 3 takes 3 ranks, which do not divide the 4"),
         ({"space": {"parallel": {"tensor": [1, 8]}}, "nodes_per_trial": 2}, "would share channels between nodes"),
         ({"space": {"parallel": {"shard": [1, 8]}}, "nodes_per_trial": (1, 2)}, "trials on 1 node"),
-        ({"layout_trials": 9, "trials": 12}, "8 layouts of search.space.parallel fit"),
     ],
 )
 def test_a_layout_that_does_not_fit_the_ranks_is_refused(settings: Any, search: dict[str, Any], words: str) -> None:
@@ -467,45 +459,6 @@ def test_proposed_layouts_divide_the_ranks_until_none_is_left(settings: Any) -> 
     products = [one["parallel.shard"] * one["parallel.tensor"] * one["parallel.graph"] for one in layouts]
     assert len(layouts) == 8
     assert all(4 % product == 0 for product in products)
-
-
-def test_the_fastest_of_the_first_layouts_is_that_of_all_later_trials(settings: Any) -> None:
-    space = {"parallel": SIZES, "train.learning_rate": RATE}
-    campaign = settings(space=space, ranks_per_node=4, trials=12, layout_trials=8, sampler="tpe")
-    points = asked(campaign, 12, rungs=(1,), result=lambda point: {"value": 0.5, "speed": 1 / seconds_of(point)})
-    layouts = [{path: value for path, value in point.items() if path != "train.learning_rate"} for point in points]
-    rates = [point["train.learning_rate"] for point in points]
-    assert rates[:8] == pytest.approx([1e-3] * 8)  # the middle of the range
-    assert len({str(layout) for layout in layouts[:8]}) == 8
-    assert all(one == {"parallel.shard": 2, "parallel.tensor": 2, "parallel.graph": 1} for one in layouts[8:])
-    assert len(set(rates[8:])) == 4
-
-
-def test_with_many_workers_later_trials_wait_for_the_layout(settings: Any, tmp_path: Path) -> None:
-    space = {"parallel": {"shard": [1, 2]}, "train.learning_rate": RATE}
-    campaign = settings(space=space, ranks_per_node=2, trials=6, layout_trials=2, sampler="random")
-    own, state = space_of(campaign.search.space), State()
-    after(state, 0.0, Opened(plan=Plan(trials=6, rungs=(1,)), slots=("a", "b", "c", "d")))
-    requests = Proposals(campaign, own, [], state, Estimates(own), tmp_path / "log")
-    for number in range(4):
-        requests.ask(number)
-
-    def answers(count: int) -> list[Any]:
-        events: list[Any] = []
-        while len(events) < count:
-            if (event := requests.answer(state, math.inf)) is not None:
-                events.append(event)
-        return events
-
-    for event in answers(2):
-        after(state, 0.0, event)
-    speeds = {0: 1.0, 1: 2.0}
-    for number, speed in speeds.items():
-        assert requests.answer(state, math.inf) is None and not requests.busy
-        after(state, 0.0, Reached(trial=number, attempt=1, epochs=1, value=0.5, speed=speed))
-    later = answers(2)
-    requests.close()
-    assert [event.values["parallel.shard"] for event in later] == [state.trials[1].values["parallel.shard"]] * 2
 
 
 def test_layouts_that_ran_out_of_memory_become_improbable(settings: Any) -> None:

@@ -240,13 +240,12 @@ def test_the_sampler_of_the_documents_gives_points_of_the_space(acme: Path) -> N
 def test_two_ranks_search_the_layouts_of_the_page(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     make_alloys(tmp_path / "alloys.h5", samples=40)
-    (text,) = [block for block in _blocks(root / "docs" / "search.md", "toml") if "layout_trials" in block]
+    (text,) = [block for block in _blocks(root / "docs" / "search.md", "toml") if "space.parallel" in block]
     Path("LAYOUTS.toml").write_text(text)
     result = hydragnn.search("LAYOUTS.toml", out="layouts", workers=1)
     records = [record for _, record, _ in campaign_records(result.campaign)]
     layouts = [(record.config["parallel"]["shard"], record.config["parallel"]["graph"]) for record in records]
-    assert result.trials["failed"] == 0 and len(set(layouts[:3])) == 3
-    assert layouts[3] == layouts[4] in layouts[:3]
+    assert result.trials["failed"] == 0 and len(set(layouts)) == 3
     assert all(record.cost.ranks == 2 for record in records)
 
 

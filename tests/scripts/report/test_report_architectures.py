@@ -10,7 +10,7 @@ from hydragnn.hpo import CampaignHistory, Timeline, TrialHistory, campaign_setti
 from hydragnn.record import Cost, RunRecord
 from hydragnn.scripts.report import search
 from hydragnn.scripts.report.facts import Campaign, Facts
-from hydragnn.scripts.report.search import architectures_table, compared_architectures, layouts_table, objective_within
+from hydragnn.scripts.report.search import architectures_table, compared_architectures, objective_within
 
 SPACE = {"model.hidden_dim": {"type": "int", "low": 8, "high": 16}}
 ROWS: list[tuple[str, list[float], float, Any]] = [
@@ -83,24 +83,9 @@ def test_nobody_wins_before_any_result_or_where_there_was_no_choice(campaign: Ca
     assert table is not None and table.caption == "Architectures; none has a result yet."
 
 
-def test_layouts_stand_by_throughput_while_they_were_compared(campaign: Campaign) -> None:
-    assert layouts_table(campaign) is None
-    shards, speeds = (1, 2, 4, 2), (50.0, 80.0, 0.0, 95.0)  # the last trial has other settings
-    trials = [
-        replace(one, values={"parallel.shard": shard}, speed=speed, status="finished", failure=None)
-        for one, shard, speed in zip(campaign.history.trials, shards, speeds)
-    ]
-    trials[2] = replace(trials[2], status="lost", failure="out_of_memory: too large")
-    space = {**SPACE, "parallel.shard": {"type": "categorical", "choices": [1, 2, 4]}}
-    table = layouts_table(replace(campaign, history=history(trials, space=space, layout_trials=3)))
-    rows = [" ".join((*row[:3], row[4])) for row in table.rows]
-    assert rows == ["2 2 80 0", "1 1 50 0", "4 1 – 1"]
-    assert "The first 3 trials differ in their layout only" in table.caption
-
-
 def test_an_objective_that_fails_leaves_out_its_table_alone(campaign: Campaign) -> None:
     own = replace(campaign, history=history(list(campaign.history.trials), objective="acme.functions:cheap"))
     object.__setattr__(facts := object.__new__(Facts), "campaign", own)
     section = search.chapter(facts)
-    assert section is not None and section.tables[2] is None and section.tables[4] is not None
+    assert section is not None and section.tables[2] is None and section.tables[3] is not None
     assert "Architectures are not compared: search.objective" in section.lead
