@@ -1,6 +1,6 @@
 """Chapters on the task and its configuration, and on the data."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -11,8 +11,11 @@ from hydragnn.hpo.space.default import left_out_words
 from hydragnn.scripts.report import canvas
 from hydragnn.scripts.report.canvas import Draw, Figure, Section, Table, table_of
 from hydragnn.scripts.report.collect import heads_of
-from hydragnn.scripts.report.facts import Campaign, Data, Facts, Values
-from hydragnn.scripts.report.words import join, plain_number, pretty_unit, shorten, text, thousands, with_unit
+from hydragnn.scripts.report.facts import Data, Facts, Values
+from hydragnn.scripts.report.words import join, plain_number, pretty_unit, thousands, with_unit
+
+KINDS = 12
+"""Rows of the table of kinds of nodes."""
 
 
 def chapter(facts: Facts) -> Section:
@@ -37,8 +40,8 @@ def chapter(facts: Facts) -> Section:
         "data",
         "Data",
         lead + "".join(f" Note: {note}." for note in own.notes),
-        [sizes_figure(own), composition(own), targets(own)],
-        [parts_table(own, "held-out" in facts.evaluation.parts)],
+        [sizes_figure(own), targets(own)],
+        [parts_table(own, "held-out" in facts.evaluation.parts), composition_table(own)],
         [fields_table(own)],
     )
 
@@ -122,32 +125,16 @@ def sizes_figure(data: Data) -> Figure:
     )
 
 
-def composition(data: Data) -> Figure | None:
-    """Return the share of nodes of every kind; None without kinds."""
+def composition_table(data: Data) -> Table:
+    """Return the share of nodes of every kind."""
     items = sorted(data.composition.items(), key=lambda item: -item[1])
-    if not items:
-        return None
-    if len(items) > 12:
-        items = [*items[:11], (f"{len(items) - 11} others", sum(share for _, share in items[11:]))]
-    top = max(share for _, share in items)
-
-    def draw(axes: Axes) -> None:
-        for row, (_, share) in enumerate(items):
-            axes.barh(row, share, height=0.62)
-            text = f"{share * 100:.{0 if share >= 0.1 else 1}f} %"
-            axes.text(share + 0.02 * top, row, text, va="center", color=canvas.MUTED)
-        canvas.named_rows(axes, {row: shorten(name, 18) for row, (name, _) in enumerate(items)}, len(items))
-        axes.set_xlim(0, 1.22 * top)
-        axes.xaxis.set_visible(False)
-        axes.spines["bottom"].set_visible(False)
-
-    return canvas.figure(
-        "composition",
-        "Composition",
-        f"share of all nodes by {data.composition_of}. The model knows little about kinds that are rare here "
-        "and nothing about kinds that are absent.",
-        draw,
-        height=60 + 26 * len(items),
+    if len(items) > KINDS:
+        rest = sum(share for _, share in items[KINDS - 1 :])
+        items = [*items[: KINDS - 1], (f"{len(items) - KINDS + 1} others", rest)]
+    return table_of(
+        items,
+        {data.composition_of: lambda item: item[0], "share of nodes": lambda item: f"{100 * item[1]:.1f} %"},
+        "Composition. The model knows little about kinds that are rare here and nothing about kinds that are absent.",
     )
 
 
@@ -213,55 +200,4 @@ def task_chapter(facts: Facts) -> Section:
     if facts.manifest is not None:
         intervals = f"{facts.evaluation.nominal * 100:.0f} % intervals"
         lead.append(f"Combine {len(facts.manifest.members)} models into an ensemble with {intervals}.")
-    return Section(
-        "asked",
-        "Task and configuration",
-        " ".join(lead),
-        tables=[heads_table(heads), space_table(campaign) if campaign else None],
-    )
-
-
-def heads_table(heads: Sequence[Mapping[str, Any]]) -> Table:
-    """Return the predicted fields with their losses and weights."""
-    return table_of(
-        heads,
-        {
-            "field": lambda head: str(head["field"]),
-            "kind": lambda head: str(head.get("kind") or "–"),
-            "loss": lambda head: text(head.get("loss")),
-            "weight": lambda head: text(head.get("weight")),
-            "pooling": lambda head: text(head.get("pool")),
-            "distribution": lambda head: text(head.get("distribution")),
-            "derivatives": lambda head: join([str(head[key]) for key in ("forces", "stress") if head.get(key)]) or "–",
-        },
-        "The heads of the model: one for every predicted field.",
-    )
-
-
-def space_table(campaign: Campaign) -> Table:
-    """Return the hyperparameters of the search with their ranges."""
-    best, space = campaign.best, campaign.search["space"]
-
-    def span(path: str) -> str:
-        if space[path].get("choices"):
-            return ", ".join(map(text, space[path]["choices"]))
-        return f"{text(space[path].get('low'))} to {text(space[path].get('high'))}"
-
-    def scale(path: str) -> str:
-        return "categories" if space[path].get("choices") else "logarithmic" if space[path].get("log") else "linear"
-
-    def condition(path: str) -> str:
-        when = {key: own if isinstance(own, list) else [own] for key, own in (space[path].get("when") or {}).items()}
-        return ", ".join(f"{key} = {join([*map(text, own)], 'or')}" for key, own in when.items()) or "–"
-
-    return table_of(
-        space,
-        {
-            "hyperparameter": str,
-            "range": span,
-            "scale": scale,
-            "only when": condition,
-            "best trial": lambda path: text(best.values.get(path)) if best else "–",
-        },
-        "The search space.",
-    )
+    return Section("asked", "Task and configuration", " ".join(lead))

@@ -27,7 +27,7 @@ from hydragnn.scripts.report.facts import (
     metric,
     model_scores,
 )
-from hydragnn.scripts.report.words import measured, per_node, plain_number, pretty_unit, share, thousands, with_unit
+from hydragnn.scripts.report.words import measured, per_node, pretty_unit, share, thousands, with_unit
 from hydragnn.training.baselines import BASELINES
 
 MANY, TOO_MANY = 300, 4000  # rows: vector dots below, pixels above, a density map above that
@@ -51,7 +51,7 @@ def chapter(facts: Facts) -> Section | None:
         "Every error stands beside the trivial predictor's, which knows only the mean of the training part (for energies "
         "with reference values: the composition; for forces: zero; for classes: their shares), and beside those of simple "
         "baselines: a linear fit to composition, ridge and boosting on statistics of inputs, ridge on means by volume.",
-        [parity(part, nodes), errors(part), confusion(part)],
+        [parity(part, nodes), confusion(part)],
         [scores_of(part), class_table(part)],
         [make(other) for other in others for make in (scores_of, class_table)],
     )
@@ -107,36 +107,6 @@ def cloud(axes: Axes, x: Values, y: Values, extent: tuple[float, float, float, f
         axes.plot(x, y, "o", color=canvas.RASTER_ACCENT, alpha=alpha, markersize=3.2, rasterized=True)
     else:
         axes.plot(x, y, "o", alpha=0.65, markersize=4)
-
-
-def errors(part: Part) -> Figure | None:
-    """Return histograms of signed errors, a panel per field."""
-    trivial = {name: error(one.trivial) for name, one in part.scores.items()}
-
-    def note(name: str, points: Points) -> str:
-        base = with_unit(plain_number(trivial.get(name, math.nan)), points.unit, "{0}\u00a0{1}").replace("/", "/\u2060")
-        return f"MAE\u00a0{plain_number(float(np.abs(points.error).mean()))}, trivial predictor {base}"
-
-    return canvas.panels(
-        f"errors-{part.name}",
-        "Distribution of errors",
-        "prediction minus truth; the hill should be narrow and centred on zero. A hill beside zero is a bias. "
-        "Dashed lines are plus and minus the mean absolute error; the outermost bars collect everything beyond them.",
-        {name: (partial(_draw_errors, points), note(name, points)) for name, points in part.numbers.items()},
-        height=240,
-    )
-
-
-def _draw_errors(points: Points, axes: Axes) -> None:
-    errors = points.error
-    reach = float(np.quantile(np.abs(errors), 0.99)) * 1.15 or 1.0
-    bins = np.linspace(-reach, reach, 12 if len(errors) < 100 else 42)
-    axes.hist(np.clip(errors, -reach, reach), bins=bins.tolist(), alpha=0.85)
-    mae = float(np.abs(errors).mean())
-    canvas.dashed(axes, "x", (-mae, mae), canvas.INK)
-    axes.axvline(0.0, color=canvas.INK, linewidth=1)
-    axes.set(xlim=(-reach, reach), xlabel=with_unit("prediction − truth", points.unit), ylabel="values")
-    canvas.linear_scales(axes, 4)
 
 
 def confusion(part: Part) -> Figure | None:

@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.patches import Patch, PathPatch
-from matplotlib.path import Path as Outline
+from matplotlib.collections import PolyCollection
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
@@ -18,33 +17,30 @@ from hydragnn.scripts.report import canvas
 from hydragnn.scripts.report.canvas import Figure, Section, Table, table_of
 from hydragnn.scripts.report.facts import Facts
 from hydragnn.scripts.report.usage import parts_figure, spent_of, usage_table
-from hydragnn.scripts.report.words import duration, shorten
+from hydragnn.scripts.report.words import duration, one_line, shorten
 
 THIN = 64
 """Slots above which bars have no edges."""
 
-BARS = 4000
+BARS = 1000
 """Bars above which they are drawn as pixels, so that the page stays small."""
 
-MARKS = 300
-"""Faults up to which each is marked."""
 
-
-def patch_look(name: str, colour: str, alpha: float = 1.0) -> dict[str, Any]:
-    """Return the arguments of a patch with its name in the legend."""
+def polygon_look(name: str, colour: str, alpha: float = 1.0) -> dict[str, Any]:
+    """Return the arguments of polygons with their name in the legend."""
     return {"label": name, "facecolor": colour, "alpha": alpha, "edgecolor": canvas.PAPER, "linewidth": 0.5}
 
 
 LOOKS: dict[str, dict[str, Any]] = {
-    "finished": patch_look("trained to the end", canvas.ACCENT),
-    "reached": patch_look("reached a rung", canvas.ACCENT, 0.5),
-    "running": patch_look("still runs", canvas.ACCENT, 0.25),
-    "saved": patch_look("interrupted", canvas.SOFT),
-    "own": patch_look("failed by itself", canvas.FAIR),
-    "machine": patch_look("lost to the machine", canvas.POOR),
-    "out": {**patch_look("node out of service", "none"), "edgecolor": canvas.MUTED, "hatch": "////"},
+    "finished": polygon_look("trained to the end", canvas.ACCENT),
+    "reached": polygon_look("reached a rung", canvas.ACCENT, 0.5),
+    "running": polygon_look("still runs", canvas.ACCENT, 0.25),
+    "saved": polygon_look("interrupted", canvas.SOFT),
+    "own": polygon_look("failed by itself", canvas.FAIR),
+    "machine": polygon_look("lost to the machine", canvas.POOR),
+    "out": {**polygon_look("node out of service", "none"), "edgecolor": canvas.MUTED, "hatch": "////"},
 }
-"""Looks of outcomes: arguments of a patch."""
+"""Looks of outcomes: arguments of polygons."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +76,7 @@ def nodes_over_time(timeline: Timeline) -> Figure | None:
         return None
     whole = timeline.noun == "worker" or len(set(map(node_of, slots))) == len(slots)
     used = [key for key in LOOKS if any(bar.look == key for bar in bars)]
-    scale, unit = time_unit(total)
+    scale, unit = (1.0, "s") if total < 180 else (60.0, "min") if total < 10_800 else (3600.0, "h")
 
     def draw(axes: Axes) -> None:
         _draw_rows(axes, slots, bars, used, scale)
@@ -89,8 +85,7 @@ def nodes_over_time(timeline: Timeline) -> Figure | None:
         axes.set_xlim(0, total / scale)
         canvas.linear_scale(axes, "x")
         axes.xaxis.set_major_locator(MaxNLocator(9, steps=[1, 2, 5, 10]))
-        patches = [Patch(**LOOKS[look]) for look in used]
-        canvas.legend_above(axes, len(used), handles=patches, handlelength=1.2, columnspacing=1.2)
+        canvas.legend_above(axes, len(used), handlelength=1.2, columnspacing=1.2)
         canvas.label(axes, f"time of campaign ({unit})", grid="x")
 
     row = timeline.noun if whole else f"part of a {timeline.noun}"
@@ -119,9 +114,13 @@ def faults_table(timeline: Timeline) -> Table:
             "told to the sampler": lambda row: {0: "no", row.count: "yes"}.get(
                 row.to_sampler, f"{row.to_sampler} of {row.count}"
             ),
+            "ended trials": lambda row: "; ".join(
+                f"{', '.join(map(str, trials))}: {one_line(reason)}" for reason, trials in row.reasons.items()
+            ),
         },
         "Faults of the campaign. Those of the machine are repeated elsewhere and never told to the sampler; a failure of "
         "the configuration is an answer, so that its time is not lost.",
+        prose=frozenset({6}),
     )
 
 
@@ -170,30 +169,9 @@ def _draw_rows(axes: Axes, slots: Sequence[str], bars: Sequence[SlotBar], used: 
     thin = {"linewidth": 0.0} if len(slots) > THIN else {}
     for look in used:
         own = [(row[bar.slot], bar.begin / scale, bar.end / scale) for bar in bars if bar.look == look]
-        axes.add_patch(PathPatch(boxes(own), rasterized=len(bars) > BARS, zorder=2, **LOOKS[look] | thin))
-    faults = [(bar.end / scale, row[bar.slot]) for bar in bars if bar.look == "machine"]
-    if 0 < len(faults) <= MARKS:
-        axes.plot(*zip(*faults), "x", color=canvas.INK, markersize=5, markeredgewidth=1.2, zorder=3)
+        corners = [
+            [(begin, at - 0.42), (begin, at + 0.42), (end, at + 0.42), (end, at - 0.42)] for at, begin, end in own
+        ]
+        axes.add_collection(PolyCollection(corners, rasterized=len(bars) > BARS, zorder=2, **LOOKS[look] | thin))
     shown = range(0, len(slots), max(1, round(len(slots) / 24)))
     canvas.named_rows(axes, {k: shorten(slots[k], 14) for k in shown}, len(slots))
-
-
-def boxes(bars: Sequence[tuple[int, float, float]]) -> Outline:
-    """Return one outline of all bars, smaller in a file than many."""
-    corners = np.array(
-        [
-            [(begin, row - 0.42), (begin, row + 0.42), (end, row + 0.42), (end, row - 0.42), (begin, row - 0.42)]
-            for row, begin, end in bars
-        ]
-    ).reshape(-1, 2)
-    codes = [Outline.MOVETO, Outline.LINETO, Outline.LINETO, Outline.LINETO, Outline.CLOSEPOLY] * len(bars)
-    return Outline(corners, codes)
-
-
-def time_unit(seconds: float) -> tuple[float, str]:
-    """Return the length of a suitable unit in seconds, and its symbol.
-
-    >>> time_unit(90.0), time_unit(40_000.0)
-    ((1.0, 's'), (3600.0, 'h'))
-    """
-    return (1.0, "s") if seconds < 180 else (60.0, "min") if seconds < 10_800 else (3600.0, "h")

@@ -17,13 +17,13 @@ from hydragnn.hpo.status.facts import TRIALS, counts_text
 from hydragnn.record import RunRecord
 from hydragnn.scripts.report import canvas
 from hydragnn.scripts.report.canvas import Figure, Section, Table, table_of
-from hydragnn.scripts.report.effects import effects, names_above
+from hydragnn.scripts.report.effects import effects
 from hydragnn.scripts.report.facts import FAILED, Campaign, Facts, failure_kind
 from hydragnn.scripts.report.front import front, front_table, objective_of, settings_of, volume
 from hydragnn.scripts.report.training import curve
-from hydragnn.scripts.report.words import duration, measured, one_line, plain_number, short, text
+from hydragnn.scripts.report.words import duration, measured, one_line, plain_number
 
-BEST_TRIALS, FAILURES = 10, 12
+BEST_TRIALS = 10
 DOTS, LINES = 2000, 400
 """Trials above which dots and lines are drawn as pixels, so that the page stays small."""
 
@@ -52,7 +52,7 @@ def chapter(facts: Facts) -> Section | None:
             history(campaign),
             front(campaign),
             volume(campaign),
-            effects_drawn or importance(campaign),
+            effects_drawn,
             learning_curves(campaign),
         ],
         [
@@ -60,7 +60,6 @@ def chapter(facts: Facts) -> Section | None:
             effects_table,
             architectures,
             trials_table(campaign),
-            failures_table(campaign),
         ],
     )
 
@@ -96,33 +95,6 @@ def history(campaign: Campaign) -> Figure | None:
         "would hardly help.",
         draw,
         height=280,
-    )
-
-
-def importance(campaign: Campaign) -> Figure | None:
-    """Return the importance of each hyperparameter; None where unknown."""
-    items = sorted(campaign.importances.items(), key=lambda item: -item[1])[:10]
-    if not items:
-        return None
-    top = max(value for _, value in items) or 1.0
-
-    def draw(axes: Axes) -> None:
-        for row, (_, value) in enumerate(items):
-            axes.barh(row, value, height=0.3, color=canvas.ACCENT if row == 0 else canvas.SOFT)
-            axes.text(value + 0.02 * top, row, f"{value * 100:.0f} %", va="center", color=canvas.MUTED, fontsize=11)
-        names_above(axes, [name for name, _ in items])
-        axes.set_xlim(0, 1.18 * top)
-        axes.xaxis.set_visible(False)
-        axes.spines["bottom"].set_visible(False)
-
-    return canvas.figure(
-        "importance",
-        "Importance of hyperparameters",
-        "the share of the objective's variation over all trials that each hyperparameter explains. Long bars "
-        "are worth searching more finely; short ones can be left at their defaults. With few trials this is a hint only. "
-        "pip install 'hydragnn-ensemble[effects]' adds directions and interactions (SHAP).",
-        draw,
-        height=70 + 34 * len(items),
     )
 
 
@@ -183,26 +155,6 @@ def trials_table(campaign: Campaign) -> Table:
             **settings_of(campaign, ranked),
         },
         f"The best {len(ranked)} of {trials} trials." if len(ranked) < trials else "All trials, best first.",
-    )
-
-
-def failures_table(campaign: Campaign) -> Table:
-    """Return the trials that ended without a result, with the reason."""
-    failed = [trial for trial in campaign.history.trials if failure_kind(trial)]
-    many = len(failed) > FAILURES
-    which = f"The first {FAILURES} of {len(failed)} trials that failed" if many else "Trials that failed"
-    return table_of(
-        failed[:FAILURES],
-        {
-            "trial": lambda trial: str(trial.number),
-            "kind": lambda trial: failure_kind(trial).replace("_", " "),
-            "reason": lambda trial: one_line(trial.failure.partition(": ")[2]),
-            "configuration": lambda trial: ", ".join(
-                f"{short(key)} = {text(own)}" for key, own in trial.values.items()
-            ),
-        },
-        f"{which}; the sampler learns from them unless the machine was at fault.",
-        prose=frozenset({2, 3}),
     )
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from hydragnn.hpo import CampaignHistory, Timeline, TrialHistory, campaign_settings, parameter_effects
 from hydragnn.hpo.records import Effects
-from hydragnn.scripts.report import collect, search
+from hydragnn.scripts.report import collect
 from hydragnn.scripts.report.effects import direction, effects
 from hydragnn.scripts.report.facts import Campaign
 
@@ -119,6 +119,6 @@ def test_without_the_package_the_importances_name_it(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(collect, "campaign_records", lambda folder: [])
     monkeypatch.setattr(collect, "parameter_importance", lambda folder: {"model.a": 1.0})
     read = collect.campaign_facts(Path("c"))
-    assert read.effects is None and effects(read) == (None, None)
-    figure = search.importance(read)
-    assert figure is not None and "hydragnn-ensemble[effects]" in figure.caption
+    figure, table = effects(read)
+    assert read.effects is None and figure is None and table is not None and table.rows == [("a", "100 %")]
+    assert "hydragnn-ensemble[effects]" in table.caption
