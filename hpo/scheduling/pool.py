@@ -1,48 +1,30 @@
 """Free slots in the order in which they are given out."""
 
-from collections.abc import Iterable, Iterator
+from collections import OrderedDict
+from collections.abc import Iterable
+from itertools import islice
 
 from msgspec import Struct
 
 
 class FreeChange(Struct):
-    """Change of the pool; ``all``: all slots anew."""
+    """Change of the pool; ``all``: all slots anew. Version 0.2.0 wrote slots with positions."""
 
-    head: int
-    tail: int
-    all: tuple[tuple[int, str], ...] | None = None
-    came: tuple[tuple[int, str], ...] = ()
+    all: tuple[str | tuple[int, str], ...] | None = None
+    came: tuple[str | tuple[int, str], ...] = ()
     gone: tuple[str, ...] = ()
 
 
-class Pool:
+class Pool(OrderedDict[str, None]):
     """A queue of slots that can leave from the middle."""
 
     def __init__(self) -> None:
-        self.at: dict[int, str] = {}
-        """Slots by position, positions ascending."""
-        self.seat: dict[str, int] = {}
-        """Positions by slot."""
-        self.head = self.tail = 0
+        super().__init__()
         self.begin()
-
-    def __len__(self) -> int:
-        return len(self.at)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.at.values())
-
-    def __contains__(self, slot: str) -> bool:
-        return slot in self.seat
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Pool) and (self.at, self.head, self.tail) == (other.at, other.head, other.tail)
-
-    __hash__ = None  # type: ignore[assignment]
 
     def begin(self) -> None:
         """Note changes from now on."""
-        self.changed, self._gone, self._length, self._tail = False, set[str](), len(self.at), self.tail
+        self._gone, self._came, self._anew = dict[str, None](), dict[str, None](), False
 
     def add(self, slots: Iterable[str]) -> None:
         """Append slots.
@@ -53,56 +35,43 @@ class Pool:
         >>> pool.take(2), list(pool)
         (('a', 'c'), ['d'])
         """
-        self.changed = True
         for slot in slots:
-            self.at[self.tail], self.seat[slot] = slot, self.tail
-            self.tail += 1
+            self[slot] = self._came[slot] = None
 
     def remove(self, slots: Iterable[str]) -> None:
         """Remove slots; those that are not in the pool are passed over."""
-        self.changed = True
         for slot in slots:
-            if slot in self.seat:
-                self._leave(slot)
+            if slot in self:
+                del self[slot]
+                if slot in self._came:
+                    del self._came[slot]
+                else:
+                    self._gone[slot] = None
 
     def take(self, count: int) -> tuple[str, ...]:
         """Remove and return the first ``count`` slots."""
-        self.changed = True
-        slots: list[str] = []
-        while len(slots) < count and self.head < self.tail:
-            slot = self.at.get(self.head)
-            if slot is not None:
-                slots.append(slot)
-                self._leave(slot)
-            self.head += 1
-        return tuple(slots)
+        slots = tuple(islice(self, count))
+        self.remove(slots)
+        return slots
 
     def clear(self) -> None:
-        """Remove all slots; positions begin at 0 again."""
-        self.at, self.seat, self.head, self.tail, self.changed = {}, {}, 0, 0, True
+        """Remove all slots."""
+        super().clear()
+        self._anew = True
 
-    def _leave(self, slot: str) -> None:
-        seat = self.seat.pop(slot)
-        del self.at[seat]
-        if seat < self._tail:
-            self._gone.add(slot)
-
-    def changes(self, slots: Iterable[str], *, whole: bool) -> dict[str, object]:
-        """Return changes since ``begin`` as JSON; ``slots`` can have left, in order."""
-        gone = [slot for slot in slots if slot in self._gone]
-        came = [[seat, self.at[seat]] for seat in range(self._tail, self.tail) if seat in self.at]
-        ends = {"head": self.head, "tail": self.tail}
-        if whole or self._length - len(gone) + len(came) != len(self.at):
-            return {"all": [[seat, slot] for seat, slot in self.at.items()], **ends}
-        return {"gone": gone, "came": came, **ends}
+    def changes(self) -> dict[str, object]:
+        """Return changes since ``begin`` as JSON."""
+        if self._anew:
+            return {"all": [*self]}
+        return {name: [*slots] for name, slots in (("gone", self._gone), ("came", self._came)) if slots}
 
     def apply(self, change: FreeChange) -> None:
         """Apply a change; KeyError for a slot that is not free."""
         came = change.came
         if change.all is not None:
-            self.at, self.seat, came = {}, {}, change.all
+            super().clear()
+            came = change.all
         for slot in change.gone:
-            del self.at[self.seat.pop(slot)]
-        for seat, slot in came:
-            self.at[seat], self.seat[slot] = slot, seat
-        self.head, self.tail = change.head, change.tail
+            del self[slot]
+        for one in came:
+            self[one if isinstance(one, str) else one[1]] = None

@@ -72,7 +72,7 @@ def decide(state: State, event: Event, now: float) -> Decision:
         return Decision()
     state.set(last=max(now, state.last))
     actions += _fill_or_close(state, now)
-    return Decision(state.changes(event), tuple(actions))
+    return Decision(state.changes(), tuple(actions))
 
 
 def _dispatch(state: State, event: Event, now: float) -> list[Action]:

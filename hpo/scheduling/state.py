@@ -374,28 +374,24 @@ class State(Struct, kw_only=True, eq=False):
         elif isinstance(event, Opened):
             self.ended = tuple(self.running)
 
-    def changes(self, event: Event) -> Changes:
+    def changes(self) -> Changes:
         """Return what has changed since ``begin``, as plain JSON."""
-        opening = isinstance(event, Opened)
-        trials, nodes, slots = Changes(), Changes(), dict[str, None]()
+        trials, nodes = Changes(), Changes()
         for name in reversed(self.previous):
             previous = self.previous[name]
             if isinstance(name, str):
                 current: Any = self.health.get(name)
-                slots |= dict.fromkeys(self.nodes.get(name, ()))
                 if previous != current:
                     nodes[name] = _changed_members(previous or NodeEntry(), current)
                 continue
             current = self.trials.get(name)
-            for trial in (previous, current):
-                slots |= dict.fromkeys(() if trial is None else trial.slots)
             if previous != current:
                 trials[str(name)] = _changed_members(previous or Trial(number=name), current)
         parts: Changes = {
             "trials": trials,
             "nodes": nodes,
             "waiting": None if self.line is None or self.line == self.waiting else edit_of(self.line, self.waiting),
-            "free": self.free.changes(slots, whole=opening) if self.free.changed else None,
+            "free": self.free.changes(),
         }
         after_members = zip(MEMBERS, self.members, MEMBER_VALUES(self))
         changed = {name: _plain(current) for name, previous, current in after_members if previous != current}
