@@ -36,10 +36,6 @@ TICK = Tick()
 YOUNG = 2_000
 """New objects that are searched for circular garbage at once; that takes less than a millisecond."""
 
-MANY = 50 * YOUNG
-"""New objects that come of a journal only."""
-
-
 BLOCK = 2**20
 """Bytes that are read at once."""
 
@@ -73,7 +69,7 @@ def entry_of(counted: Counted, path: Path, *, brief: bool = False) -> Entry:
 def replay(path: Path, follow: Callable[[Event, State], object] = lambda event, state: None) -> State:
     """Return the campaign of a journal; ``follow`` is called after every event."""
     state = State()
-    with no_garbage_collection():
+    with young_garbage_only():
         for entry, state in courses(path):
             follow(entry.event, state)
     return state
@@ -258,20 +254,6 @@ def young_garbage_only() -> Iterator[None]:
         gc.callbacks.remove(keep)
         gc.set_threshold(*threshold)
         gc.unfreeze()
-
-
-@contextmanager
-def no_garbage_collection() -> Iterator[None]:
-    """Let Python not search for circular garbage."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if gc.get_count()[0] > MANY:
-            gc.freeze()
-        if enabled:
-            gc.enable()
 
 
 def read_lines(path: Path, chain: LineChain) -> Iterator[Counted]:

@@ -466,7 +466,6 @@ def build_ensemble(
     return ensemble_of_runs(
         choice.folders,
         as_path(out),
-        weights=choice.weights,
         by_field=True,
         selection=choice.selection,
         branch=branch,

@@ -41,11 +41,9 @@ def campaign_or_runs(sources: Sequence[Path]) -> Path | list[Path]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Choice:
-    """Runs that become members, best first, with weights that sum to 1."""
+    """Runs that become members, best first."""
 
     folders: list[Path]
-    weights: list[float] | None = None
-    """Equal where there are none."""
     selection: dict[str, Any] = field(default_factory=dict)
     """Facts of the choice, for the ensemble's manifest."""
 
@@ -98,9 +96,7 @@ def front_of_campaign(campaign: Path, top_k: int | None, at_most: Mapping[str, f
         "chosen": [trial.folder.name for trial in front],
         "campaign": campaign.resolve().name,
     }
-    return Choice(
-        folders=[trial.folder for trial in front], weights=[1.0 / len(front)] * len(front), selection=selection
-    )
+    return Choice(folders=[trial.folder for trial in front], selection=selection)
 
 
 def best_trials(campaign: Path, top_k: int, *, finished: bool = True) -> Choice:
@@ -120,7 +116,7 @@ def best_trials(campaign: Path, top_k: int, *, finished: bool = True) -> Choice:
         "chosen": [folder.name for folder in ranked[:top_k]],
         "campaign": campaign.resolve().name,
     }
-    return Choice(folders=ranked[:top_k], weights=[1.0 / top_k] * top_k, selection=selection)
+    return Choice(folders=ranked[:top_k], selection=selection)
 
 
 def members_of(
@@ -190,6 +186,5 @@ def trained_trials(
         raise kind(f"{status.trials['finished']} of {len(runs)} final trainings are done; the same command continues")
     return Choice(
         folders=[trial_folder(folder, number) for number in range(len(runs))],
-        weights=[1.0 / top_k / seeds] * (top_k * seeds),
         selection={**choice.selection, "final_seeds": seeds, **({"final_epochs": epochs} if epochs else {})},
     )

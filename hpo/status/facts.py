@@ -12,7 +12,7 @@ from hydragnn.hpo.costs import Estimates
 from hydragnn.hpo.folder import NAME, campaign_table
 from hydragnn.hpo.fronts import front_of
 from hydragnn.hpo.journal import NAME as JOURNAL
-from hydragnn.hpo.journal import apply_changes, entry_of, no_garbage_collection, read_lines
+from hydragnn.hpo.journal import apply_changes, entry_of, read_lines, young_garbage_only
 from hydragnn.hpo.lines import LineChain
 from hydragnn.hpo.objective import goals_of, quantity_text
 from hydragnn.hpo.scheduling.events import node_of
@@ -201,7 +201,7 @@ class Follower:
     def update(self) -> bool:
         """Read new complete lines; return False without any."""
         path, state, before = self._folder / JOURNAL, self.builder.state, self._chain.length
-        with no_garbage_collection():
+        with young_garbage_only():
             for counted in read_lines(path, self._chain):
                 entry = entry_of(counted, path, brief=True)
                 apply_changes(state, entry, path)
@@ -220,7 +220,7 @@ class Follower:
 
     def status(self) -> CampaignStatus:
         """Return the status as far as the journal was read."""
-        with no_garbage_collection():
+        with young_garbage_only():
             model = self._estimates.model(self.builder.state)
             law = model.seconds
             silence = max(0.0, self._clock() - self._last) if self._last else 0.0
@@ -329,15 +329,16 @@ def counts_text(statuses: Mapping[str, int]) -> str:
     return ", ".join(f"{statuses[key]} {word}" for key, word in TRIALS.items() if statuses.get(key) and key != "asked")
 
 
-def duration_text(seconds: float) -> str:
-    """A time as one reads it.
+def duration(seconds: int | float) -> str:
+    """Return a time in the units in which people count it.
 
-    >>> duration_text(42.0), duration_text(600.0), duration_text(7200.0)
-    ('42 s', '10.0 min', '2.0 h')
+    >>> duration(5.3), duration(119.9), duration(7260)
+    ('5.3 s', '2 min 0 s', '2 h 1 min')
     """
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.1f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
+    if seconds < 59.95:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
 
 
 def values_line(values: Point) -> str:

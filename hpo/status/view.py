@@ -26,7 +26,7 @@ from hydragnn.hpo.status.facts import (
     Costs,
     Follower,
     counts_text,
-    duration_text,
+    duration,
     status_of,
     values_line,
 )
@@ -197,9 +197,9 @@ def status_rows(status: CampaignStatus) -> dict[str, list[str]]:
         sampler.append(
             f"had no configuration in time for {status.stand_ins} trial(s), which were drawn at random; if it failed, {log} says why"
         )
-    state = f"{WORDS[status.status]}, {duration_text(status.seconds)} of campaign"
+    state = f"{WORDS[status.status]}, {duration(status.seconds)} of campaign"
     if status.status == "silent":
-        silence = duration_text(status.silence)
+        silence = duration(status.silence)
         state += f"; nothing since {silence}: if its controller is gone, continue with --resume"
     out = _first(nodes.quarantined)
     rows = {
@@ -238,7 +238,7 @@ def status_rows(status: CampaignStatus) -> dict[str, list[str]]:
 def status_line(status: CampaignStatus) -> str:
     """Return the status in one line."""
     parts = [
-        f"{duration_text(status.seconds)}: {WORDS[status.status]}",
+        f"{duration(status.seconds)}: {WORDS[status.status]}",
         f"trials {_trials_text(status)}",
         "no result yet" if status.best is None else f"best {_numbers(status.best)} (trial {status.best.trial})",
         status.nodes.text,
@@ -270,7 +270,7 @@ def _goodput_text(status: CampaignStatus) -> str:
 
 
 def _amount(hours: float, noun: str) -> str:
-    return f"{hours:.3g} {noun}-hours" if hours >= 1 else f"{duration_text(3600 * hours)} of {noun} time"
+    return f"{hours:.3g} {noun}-hours" if hours >= 1 else f"{duration(3600 * hours)} of {noun} time"
 
 
 def _first(names: Sequence[str]) -> str:
@@ -312,10 +312,10 @@ def _costs_text(costs: Costs) -> str:
 def _forecast_text(status: CampaignStatus) -> str:
     if status.forecast is None:
         return ""
-    duration = duration_text(status.forecast.seconds)
+    rest = duration(status.forecast.seconds)
     if status.forecast.by == "finished":
-        return f"about {duration} left"
-    return f"{status.forecast.by.replace('_', '-')} end it in {duration}, before all trials are done"
+        return f"about {rest} left"
+    return f"{status.forecast.by.replace('_', '-')} end it in {rest}, before all trials are done"
 
 
 def event_line(state: State, event: Event) -> str:

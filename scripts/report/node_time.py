@@ -12,12 +12,13 @@ from numpy.typing import NDArray
 
 from hydragnn.hpo.scheduling.events import node_of
 from hydragnn.hpo.scheduling.scheduler import MACHINE_FAULTS
+from hydragnn.hpo.status.facts import duration
 from hydragnn.hpo.status.timeline import Span, Timeline
 from hydragnn.scripts.report import canvas
 from hydragnn.scripts.report.canvas import Figure, Section, Table, table_of
 from hydragnn.scripts.report.facts import Facts
 from hydragnn.scripts.report.usage import parts_figure, spent_of, usage_table
-from hydragnn.scripts.report.words import duration, one_line, shorten
+from hydragnn.scripts.report.words import shorten
 
 THIN = 64
 """Slots above which bars have no edges."""
@@ -115,7 +116,7 @@ def faults_table(timeline: Timeline) -> Table:
                 row.to_sampler, f"{row.to_sampler} of {row.count}"
             ),
             "ended trials": lambda row: "; ".join(
-                f"{', '.join(map(str, trials))}: {one_line(reason)}" for reason, trials in row.reasons.items()
+                f"{', '.join(map(str, trials))}: {shorten(reason, 300)}" for reason, trials in row.reasons.items()
             ),
         },
         "Faults of the campaign. Those of the machine are repeated elsewhere and never told to the sampler; a failure of "

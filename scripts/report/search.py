@@ -13,7 +13,7 @@ from matplotlib.collections import LineCollection
 from hydragnn.base.errors import InputError
 from hydragnn.hpo import TrialHistory
 from hydragnn.hpo.objective import Quantity, goals_of, objective_value
-from hydragnn.hpo.status.facts import TRIALS, counts_text
+from hydragnn.hpo.status.facts import TRIALS, counts_text, duration
 from hydragnn.record import RunRecord
 from hydragnn.scripts.report import canvas
 from hydragnn.scripts.report.canvas import Figure, Section, Table, table_of
@@ -21,7 +21,7 @@ from hydragnn.scripts.report.effects import effects
 from hydragnn.scripts.report.facts import FAILED, Campaign, Facts, failure_kind
 from hydragnn.scripts.report.front import front, front_table, objective_of, settings_of, volume
 from hydragnn.scripts.report.training import curve
-from hydragnn.scripts.report.words import duration, measured, one_line, plain_number
+from hydragnn.scripts.report.words import measured, plain_number
 
 BEST_TRIALS = 10
 DOTS, LINES = 2000, 400
@@ -42,7 +42,7 @@ def chapter(facts: Facts) -> Section | None:
     try:
         architectures = architectures_table(campaign)
     except InputError as error:  # of an objective of the user's own
-        architectures, lead = None, f"{lead} Architectures are not compared: {one_line(str(error))}."
+        architectures, lead = None, f"{lead} Architectures are not compared: {error}."
     effects_drawn, effects_table = effects(campaign)
     return Section(
         "search",

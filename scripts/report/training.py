@@ -9,11 +9,12 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from hydragnn.base.settings import leaves
+from hydragnn.hpo.status.facts import duration
 from hydragnn.record import RunRecord
 from hydragnn.scripts.report import canvas
 from hydragnn.scripts.report.canvas import Figure, Section, Table, table_of
 from hydragnn.scripts.report.facts import Facts, error, is_categorical
-from hydragnn.scripts.report.words import duration, join, measured, plain_number, short, text, thousands, with_unit
+from hydragnn.scripts.report.words import join, measured, plain_number, short, text, thousands, with_unit
 from hydragnn.training.baselines import BASELINES
 
 

@@ -6,12 +6,13 @@ from functools import partial
 
 from matplotlib.axes import Axes
 
+from hydragnn.hpo.status.facts import duration
 from hydragnn.hpo.status.timeline import USES, Timeline
 from hydragnn.record import RunRecord
 from hydragnn.scripts.report import canvas
 from hydragnn.scripts.report.canvas import Figure, Table
 from hydragnn.scripts.report.facts import Facts
-from hydragnn.scripts.report.words import duration, join, plain_number
+from hydragnn.scripts.report.words import join, plain_number
 
 COMPUTING = ("forward", "backward", "optimizer")
 PARTS: dict[str, tuple[str, str, float, str]] = {

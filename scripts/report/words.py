@@ -58,18 +58,6 @@ def thousands(count: int) -> str:
     return f"{count:,}".replace(",", "\u202f")
 
 
-def duration(seconds: int | float) -> str:
-    """Return a time in the units in which people count it.
-
-    >>> duration(5.3), duration(119.9), duration(7260)
-    ('5.3 s', '2 min 0 s', '2 h 1 min')
-    """
-    if seconds < 59.95:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
-
-
 def pretty_unit(unit: str) -> str:
     """Return a unit with its signs.
 
@@ -143,13 +131,3 @@ def shorten(text: str, length: int) -> str:
     'effect…ivity'
     """
     return text if len(text) <= length else text[: length // 2] + "…" + text[len(text) - (length - 1) // 2 :]
-
-
-def one_line(reason: str, length: int = 300) -> str:
-    """Return the first and last line of a reason.
-
-    >>> one_line("exit code 2\\nlong story\\nno space left")
-    'exit code 2 … no space left'
-    """
-    lines = [line.strip() for line in reason.splitlines() if line.strip()]
-    return shorten(" … ".join(lines if len(lines) < 2 else (lines[0], lines[-1])), length)

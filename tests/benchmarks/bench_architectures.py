@@ -17,13 +17,13 @@ from hydragnn.architectures import architectures
 from hydragnn.base.errors import InputError
 from hydragnn.base.files import check_page_target, write_atomically
 from hydragnn.datasets import open_store
+from hydragnn.hpo.status.facts import duration
 from hydragnn.runs.provenance import processor_name
 from hydragnn.scripts import api
 from hydragnn.scripts.demo.alloys import make_alloys
 from hydragnn.scripts.report.collect import campaign_facts
 from hydragnn.scripts.report.facts import Campaign, failure_kind
 from hydragnn.scripts.report.search import architectures_table
-from hydragnn.scripts.report.words import duration
 from tests.benchmarks.harness import NOT_MEASURED
 
 TITLE = "# A campaign over all architectures"

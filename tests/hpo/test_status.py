@@ -194,7 +194,7 @@ def test_plain_lines_tell_every_piece_of_news_once(tmp_path: Path) -> None:
         "trial 0: hidden_dim=32 learning_rate=0.00123",
         "trial 1: hidden_dim=64 learning_rate=0.1",
         "trial 0 reached a rung at epoch 1: 0.75; "
-        "10 s: running; trials 2 of 9: 1 running, 1 at a rung; best 0.75 (trial 0); 1 worker busy, 1 idle; goodput 100 %; about 3.3 min left",
+        "10.0 s: running; trials 2 of 9: 1 running, 1 at a rung; best 0.75 (trial 0); 1 worker busy, 1 idle; goodput 100 %; about 3 min 20 s left",
         "trial 1: launch, tried again: exit code 1: ImportError: no torch",
         "trial 1: diverged, given up: loss is not finite",
         "trial 2: hidden_dim=8 learning_rate=0.01",
