@@ -341,9 +341,6 @@ def simulate(
         list[str] | None,
         typer.Option(metavar="KEY=VALUE", help="Change an assumption, e.g. `node_mtbf_hours=5000`; docs/simulate.md."),
     ] = (),
-    out: Annotated[
-        Path | str | None, Path | None, typer.Option("--out", help="Folder for simulated.json and utilisation.svg.")
-    ] = None,
     allow_code: AllowCode = (),
     overrides: Overrides = (),
 ) -> "SimulationResult":
@@ -353,21 +350,18 @@ def simulate(
     """
     from hydragnn.hpo.settings import campaign_settings
     from hydragnn.hpo.simulation import Assumptions, scenario_of
-    from hydragnn.scripts.simulated import check_simulated, simulation_of
+    from hydragnn.scripts.simulated import simulation_of
 
     if final is not None and hours is not None:
         raise InputError(
             "hours are those of a search, and a final training is simulated to its end; leave them out, or final"
         )
-    place = as_path(out) if out else None
-    if place is not None:
-        check_simulated(place)
     settings = campaign_settings(*_table(campaign, overrides))
     table = with_overrides({}, assume, option="--assume", example="node_mtbf_hours=5000")
     refuse_idle(assumptions := Assumptions.parse(table, source="--assume"), "--assume")
     seed = settings.search.seed if seed is None else seed
     scenario = scenario_of(settings, assumptions, nodes=nodes, seed=seed)
-    return simulation_of(scenario, 6.0 if hours is None else hours, final, place)
+    return simulation_of(scenario, 6.0 if hours is None else hours, final)
 
 
 @check_arguments

@@ -52,14 +52,14 @@ class VirtualCampaign:
         while used < whole - 1e-6:
             length = min(part, whole - used)
             self._offset = used - start
-            self._allocation(number, start, start + length, used)
+            self._allocation(number, start, start + length)
             if self.state.ending not in (None, "walltime"):
                 break
             number, used, start = number + 1, used + length, start + length + assumptions.queue_hours * 3600
 
-    def _allocation(self, number: int, start: float, deadline: float, used: float) -> None:
+    def _allocation(self, number: int, start: float, deadline: float) -> None:
         world = self.world
-        slots = world.open(number, start, used)
+        slots = world.open(number, start)
         self._feed(Opened(plan=self.plan, slots=slots, deadline=deadline))
         while not self.state.closed and world.next_time() < deadline:
             for event in world.advance():

@@ -16,9 +16,6 @@ from hydragnn.hpo.simulation.courses import CourseOf, drawn_courses
 from hydragnn.hpo.simulation.ledger import Ledger
 from hydragnn.hpo.simulation.world import Scenario
 
-BINS = 180
-"""Points of the picture of utilisation."""
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Figures:
@@ -40,8 +37,6 @@ class Figures:
     hours_to_best: float | None
     best: float | None
     faults: dict[str, int]
-    busy: list[float] = field(repr=False)
-    """Part of the nodes that train, over equal stretches of the hours."""
     decisions: int = 0
     decision_ms: dict[str, float] = field(default_factory=dict)
     """Wall time of one decision of the scheduler: median, p99, largest."""
@@ -142,13 +137,11 @@ def best_of(course_of: CourseOf, count: int) -> float:
 def common_figures(ledger: Ledger, nodes: int, finishes: list[Finish], target: float) -> dict[str, Any]:
     """Return the figures that follow from a ledger and the finished trials."""
     seconds = ledger.allocated / (nodes * ledger.shares)
-    trained = sum((end - begin) * slots for begin, end, slots in ledger.training)
     hit = min((f.seconds for f in finishes if f.value <= target * (1 + 1e-9)), default=None)
     return {
         "hours": seconds / 3600,
         "node_hours": ledger.balance(),
-        "utilisation": trained / max(ledger.allocated, 1e-12),
+        "utilisation": ledger.trained / max(ledger.allocated, 1e-12),
         "hours_to_best": None if hit is None else hit / 3600,
         "best": min((f.value for f in finishes), default=None),
-        "busy": ledger.busy(seconds, BINS, nodes * ledger.shares),
     }

@@ -3,8 +3,6 @@
 from collections import defaultdict
 from dataclasses import dataclass, field
 
-import numpy as np
-
 CAUSES = (
     "more slots than one",
     "stragglers",
@@ -30,8 +28,8 @@ class Ledger:
     """Slots per node."""
     useful: dict[int, float] = field(default_factory=lambda: defaultdict(float))
     wasted: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-    training: list[tuple[float, float, int]] = field(default_factory=list)
-    """(begin, end, slots) of every stretch of training."""
+    trained: float = 0.0
+    """Slot-seconds of training."""
     allocated: float = 0.0
 
     def waste(self, cause: str, slot_seconds: float) -> None:
@@ -50,21 +48,3 @@ class Ledger:
         rest = self.allocated - useful - sum(by_cause.values())
         per_hour = 3600.0 * self.shares
         return {cause: value / per_hour for cause, value in {"useful": useful, **by_cause, "idle": rest}.items()}
-
-    def busy(self, end: float, bins: int, slots: int) -> list[float]:
-        """Return the part of slots that trained, in ``bins`` equal times."""
-        if not self.training or end <= 0:
-            return [0.0] * bins
-        begins, ends, weights = (np.array(column) for column in zip(*self.training))
-        edges = np.linspace(0.0, end, bins + 1)
-
-        def area(times: np.ndarray) -> np.ndarray:
-            """Integral of the steps up at ``times``, at every edge."""
-            order = np.argsort(times)
-            times, sums = times[order], np.r_[0.0, np.cumsum(weights[order])]
-            moments = np.r_[0.0, np.cumsum(weights[order] * times)]
-            count = np.searchsorted(times, edges)
-            return np.asarray(edges * sums[count] - moments[count])
-
-        total = area(begins) - area(ends)
-        return [float(x) for x in np.diff(total) / (edges[1] - edges[0]) / slots]

@@ -133,7 +133,7 @@ class World:
         self._heap: list[tuple[float, int, Callable[[], list[Event]]]] = []
         self._count = 0
         self._next_start = 0.0
-        self._begin = self._offset = 0.0
+        self._begin = 0.0
         self._prefix = "n"
         self._node_faults: Iterator[NodeFault] = iter(())
         self._holes: frozenset[str] = frozenset()
@@ -145,13 +145,9 @@ class World:
 
     # Allocations
 
-    def open(self, allocation: int, start: float, offset: float) -> tuple[str, ...]:
-        """Begin an allocation with other nodes, and return its slots.
-
-        ``offset``: allocated seconds before it.
-        """
+    def open(self, allocation: int, start: float) -> tuple[str, ...]:
+        """Begin an allocation with other nodes, and return its slots."""
         self.now = self._begin = self._next_start = start
-        self._offset = offset
         self._prefix = f"{self.prefix}{allocation}-" if allocation else self.prefix
         names = [f"{self._prefix}{i}" for i in range(self.num_nodes)]
         machine = (self.assumptions, self.num_nodes, self.seed, allocation)
@@ -405,5 +401,4 @@ class World:
         ledger.waste("slow nodes", slots * slower)
         ledger.waste(lost, slots * (stops - trains - slower) - epochs * (work + spread + slow + writing))
         ledger.waste(leaving, slots * (self.now - stops))
-        offset = self._offset - self._begin
-        ledger.training.append((trains + offset, stops + offset, slots))
+        ledger.trained += slots * (stops - trains)

@@ -211,7 +211,7 @@ class StaticPractice:
         ledger.waste("stalls", width * stalled)
         ledger.waste("slow nodes", width * slower)
         ledger.waste(lost, width * (now - job.trains - stalled - slower) - epochs * (course.work + spread + slow))
-        ledger.training.append((job.trains + offset, stops + offset, width))
+        ledger.trained += width * (stops - job.trains)
 
     def _uncount_dead(self, job: Job, now: float) -> None:
         for node in set(job.nodes) & self._died.keys():
@@ -264,7 +264,7 @@ def equal_jobs(scenario: Scenario, members: int) -> StaticPractice:
         ledger.useful[trial] = course.epochs * course.work
         ledger.waste("start-up", slots * (trains - begin))
         ledger.waste("more slots than one", course.epochs * (course.work * (slots - 1) / course.scaling))
-        ledger.training.append((trains, end, slots))
+        ledger.trained += slots * (end - trains)
         practice.finishes.append(Finish(seconds=end, trial=trial, value=course.final))
     ledger.allocated = max(free_at) * scenario.nodes * scenario.shares
     return practice

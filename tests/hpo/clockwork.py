@@ -107,8 +107,8 @@ class Machine(World):
     doubled = 0.0
     """Chance of an end to be reported again a minute later, at which its nodes may be others'."""
 
-    def open(self, allocation: int, start: float, offset: float) -> tuple[str, ...]:
-        slots = super().open(allocation, start, offset)
+    def open(self, allocation: int, start: float) -> tuple[str, ...]:
+        slots = super().open(allocation, start)
         for seconds, happen in self.interrupts:
             self.call(start + seconds, happen)
         return slots

@@ -52,7 +52,7 @@ def scenario(assumptions: Assumptions, *, nodes: int = 64, seed: int = 1, **plan
 
 def figures(result: Figures) -> dict[str, Any]:
     """Everything but the wall time of decisions."""
-    return {**result.to_json(), "milliseconds per decision": None, "busy": result.busy}
+    return {**result.to_json(), "milliseconds per decision": None}
 
 
 def test_equal_seeds_give_equal_figures_and_other_seeds_others() -> None:
@@ -93,7 +93,6 @@ def test_every_node_hour_is_accounted_for_once_and_no_trial_is_lost(name: str) -
     result = campaign_figures(campaign, math.inf)
     assert sum(result.node_hours.values()) == pytest.approx(MACHINES[name].nodes * result.hours)
     assert all(hours >= -1e-6 for hours in result.node_hours.values()), result.node_hours
-    assert fmean(result.busy) == pytest.approx(result.utilisation)
     assert result.goodput <= result.utilisation + 1e-9 <= 1 + 2e-9
     assert (result.lost, result.finished > 0) == (0, True)
 
@@ -240,23 +239,16 @@ def campaign_file(tmp_path: Path) -> Path:
     return tmp_path / "c.toml"
 
 
-def test_the_command_says_simulated_wherever_it_shows_a_figure(campaign_file: Path, tmp_path: Path) -> None:
+def test_the_command_says_simulated_wherever_it_shows_a_figure(campaign_file: Path) -> None:
     options = ["--nodes", "128", "--hours", "2", "--assume", "median_node_hours=64"]
     command = ["simulate", str(campaign_file), *options]
-    shown = CliRunner().invoke(app, [*command, "--out", str(tmp_path / "out")])
+    shown = CliRunner().invoke(app, command)
     assert shown.exit_code == 0, shown.output
     for table in ("simulated campaign, 128 nodes, 2 h", "simulated node-hours"):
         assert table in shown.output
-    assert "simulated campaign" in (tmp_path / "out" / "utilisation.svg").read_text()
-    assert (tmp_path / "out" / "utilisation.png").stat().st_size > 1000
     value = json.loads(CliRunner().invoke(app, [*command, "--json"]).output)
     assert value["simulated"] is True
     assert value["title"].startswith("simulated")
-    saved = json.loads((tmp_path / "out" / "simulated.json").read_text())
-    for one in (saved, value):
-        del one["figures"]["milliseconds per decision"]
-    assert saved["figures"] == value["figures"]
-    assert saved["title"].startswith("simulated")
 
 
 def test_bad_input_is_one_sentence_with_the_next_move(campaign_file: Path) -> None:

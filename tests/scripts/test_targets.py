@@ -10,7 +10,6 @@ import typer
 
 import hydragnn
 from hydragnn.base.errors import InputError
-from hydragnn.base.files import write_json
 from hydragnn.scripts import cli
 from tests.charged_rings import RUN, SEARCH, write_rings
 from tests.hydragnn.importing.public_runs import write_model
@@ -29,7 +28,6 @@ COMMANDS = {
     "export": ("{inputs}/run --to torch", ".pt2"),
     "train": ("{inputs}/config.toml", ""),
     "search": ("{inputs}/campaign.toml", ""),
-    "simulate": ("{inputs}/campaign.toml --nodes 4 --hours 0.1", ""),
     "ensemble": ("{inputs}/campaign", ""),
     "import": ("{inputs}/public", ""),
     "predict": ("{inputs}/run {inputs}/store.h5", ".h5"),
@@ -149,16 +147,3 @@ def test_predictions_replace_no_plan_of_others(text: str, refusal: Callable[[str
     before = contents(tmp_path)
     assert "target.h5.plan.json exists already and is no plan" in refusal("predict", tmp_path / "target.h5")
     assert contents(tmp_path) == before
-
-
-def test_a_simulation_replaces_another_alone(inputs: Path, refusal: Callable[[str, Path], str], tmp_path: Path) -> None:
-    out = tmp_path / "simulated"
-    out.mkdir()
-    words = f"simulate {COMMANDS['simulate'][0].format(inputs=inputs)}".split()
-    for _ in range(2):
-        typer.main.get_command(cli.app).main([*words, "--json", "--out", str(out)], standalone_mode=False)
-    assert (out / "simulated.json").is_file()
-    write_json(out / "simulated.json", {"mine": 1})
-    assert "is no simulation of this program" in refusal("simulate", out)
-    (out / "simulated.json").unlink()
-    assert "holds utilisation.png" in refusal("simulate", out)  # a picture without figures is somebody else's
