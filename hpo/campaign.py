@@ -139,11 +139,6 @@ def launcher_for(settings: CampaignSettings, allocation: Allocation, out: Path) 
     if allocation.by == "local":
         return local_launcher(settings)
     allocation, site = allocation.fastest_kind(), site_of(allocation)
-    if search.trials_per_node > 1 and (largest > 1 or (search.ranks_per_node or 1) > 1):
-        raise InputError(
-            f"{settings.source}: trials_per_node = {search.trials_per_node} gives each trial one process on a share of a "
-            "node; leave out nodes_per_trial and ranks_per_node, or set trials_per_node = 1"
-        )
     own = allocation.managed or site.own_steps
     at_once, rate = (OWN_AT_ONCE, OWN_RATE) if own else (STEPS_AT_ONCE, STEP_RATE)
     limits = Limits(at_once=at_once, rate=rate, hang_seconds=60.0 * search.hang_minutes)

@@ -122,20 +122,10 @@ def gpus_of_workers(workers: int, ranks: int = 1) -> tuple[dict[str, str], ...]:
     if not gpus:
         return ({},) * workers
     if workers * ranks > gpus:
-        each = f"each worker trains on {ranks} of its own" if ranks > 1 else "each worker trains on one of its own"
-        less = (
-            "(search.trials_per_device lets several trials share one)"
-            if ranks == 1
-            else "or lower search.ranks_per_node"
-        )
-        most = (
-            f"set workers to at most {gpus // ranks} {less}"
-            if gpus >= ranks
-            else f"set search.ranks_per_node to at most {gpus}"
-        )
         raise InputError(
-            f"{workers} workers, but this process sees {gpus} GPU(s), and {each}; {most}, or hide the GPUs to train on the CPU: "
-            "export CUDA_VISIBLE_DEVICES="
+            f"{workers} workers, but this process sees {gpus} GPU(s), and each worker trains on {ranks} of its own; set workers to at "
+            f"most {max(1, gpus // ranks)}, lower search.ranks_per_node, let trials share a GPU (search.trials_per_device), or hide the "
+            "GPUs to train on the CPU: export CUDA_VISIBLE_DEVICES="
         )
     on_amd = torch.version.hip is not None
     return tuple(own_gpus(environment(), worker, ranks, on_amd=on_amd) for worker in range(workers))

@@ -46,12 +46,6 @@ MANY = {"trials": 1000, "nodes_per_trial": [2, 128]}
         (MANY, replace(allocation(900), managed=True), StepLauncher),
         ({"workers": 3}, Allocation(by="local", nodes=alike(("here",), 4)), LocalLauncher),
         (MANY, allocation(9408), "set nodes_per_trial to at least 105"),
-        (
-            {"trials_per_node": 2, "nodes_per_trial": 2},
-            allocation(),
-            "trials_per_node = 2 gives each trial one process",
-        ),
-        ({"trials_per_node": 2, "ranks_per_node": 2}, allocation(), "leave out nodes_per_trial and ranks_per_node"),
     ],
 )
 def test_a_campaign_gets_the_launcher_of_its_allocation_or_a_sentence(
@@ -91,10 +85,25 @@ def test_trials_that_share_a_gpu_are_spread_over_all_gpus_first_and_know_how_man
     assert (f'"--sharing", "{sharing}"' in launcher._request(task)) == (sharing > 1)
 
 
-@pytest.mark.parametrize("search", [{"nodes_per_trial": 2}, {"ranks_per_node": 2}, {"trials_per_node": 2}])
-def test_a_part_of_a_gpu_is_for_one_process(settings: Settings, search: dict[str, int]) -> None:
-    campaign = settings(trials_per_device=4, **search)
-    with pytest.raises(InputError, match=r"trials_per_device = 4 gives each trial one process on a part of a GPU"):
+@pytest.mark.parametrize(
+    ("search", "words"),
+    [
+        (
+            {"trials_per_device": 4, "nodes_per_trial": 2},
+            "trials_per_device = 4 gives each trial one process on a part of a GPU",
+        ),
+        ({"trials_per_device": 4, "ranks_per_node": 2}, "a part of a GPU; leave out nodes_per_trial, ranks_per_node"),
+        ({"trials_per_device": 4, "trials_per_node": 2}, "trials_per_device = 4 gives each trial"),
+        (
+            {"trials_per_node": 2, "nodes_per_trial": 2},
+            "trials_per_node = 2 gives each trial one process on a part of a node",
+        ),
+        ({"trials_per_node": 2, "ranks_per_node": 2}, "a part of a node; leave out nodes_per_trial, ranks_per_node"),
+    ],
+)
+def test_a_part_of_a_gpu_or_a_node_is_for_one_process(settings: Settings, search: dict[str, int], words: str) -> None:
+    campaign = settings(**search)
+    with pytest.raises(InputError, match=words):
         check_campaign(campaign, space_of(campaign.search.space))
 
 

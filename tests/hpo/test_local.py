@@ -253,7 +253,7 @@ NARROWED = {"CUDA_VISIBLE_DEVICES": "6, GPU-b,MIG-c", "SLURM_JOB_ID": "7"}
         (0, {"CUDA_VISIBLE_DEVICES": ""}, 3, 1, [None] * 3),
         (2, {}, 3, 1, r"3 workers, but .* 2 GPU.*at most 2 .*trials_per_device.*export CUDA_VISIBLE_DEVICES="),
         (5, {}, 3, 2, r"3 workers, .* 5 GPU.* each .* 2 of its own; set workers to at most 2"),
-        (5, {}, 1, 8, r"set search\.ranks_per_node to at most 5"),
+        (5, {}, 1, 8, r"each worker trains on 8 of its own; .*lower search\.ranks_per_node"),
     ],
 )
 def test_each_worker_sees_gpus_that_no_other_sees_or_is_refused(
