@@ -4,15 +4,13 @@ import math
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 
-from hydragnn.base.errors import InputError
 from hydragnn.hpo import TrialHistory
-from hydragnn.hpo.objective import Quantity, goals_of, objective_value
 from hydragnn.hpo.status.facts import TRIALS, counts_text, duration
 from hydragnn.record import RunRecord
 from hydragnn.scripts.report import canvas
@@ -39,10 +37,6 @@ def chapter(facts: Facts) -> Section | None:
         if best
         else "None has a result yet."
     )
-    try:
-        architectures = architectures_table(campaign)
-    except InputError as error:  # of an objective of the user's own
-        architectures, lead = None, f"{lead} Architectures are not compared: {error}."
     effects_drawn, effects_table = effects(campaign)
     return Section(
         "search",
@@ -58,7 +52,7 @@ def chapter(facts: Facts) -> Section | None:
         [
             front_table(campaign),
             effects_table,
-            architectures,
+            architectures_table(campaign),
             trials_table(campaign),
         ],
     )
@@ -158,89 +152,33 @@ def trials_table(campaign: Campaign) -> Table:
     )
 
 
-def seconds_of(record: RunRecord, processor: bool) -> float:
-    """Return the processor or wall seconds of a run."""
-    return record.cost.cpu_seconds if processor else record.cost.seconds
-
-
-def objective_within(record: RunRecord | None, objective: Quantity, seconds: float, processor: bool) -> float:
-    """Return the objective after so many seconds; infinite before the first epoch."""
-    if record is None or record.epochs < 1 or seconds_of(record, processor) <= 0:
-        return math.inf
-    epochs = min(record.epochs, int(seconds * record.epochs / seconds_of(record, processor) + 1e-9))
-    value = objective_value(record, objective, epochs) if epochs else None
-    return math.inf if value is None else value
-
-
-class ArchitectureTrials(NamedTuple):
-    """Trials of an architecture; objectives are infinite without one."""
-
-    kind: str
-    trials: list[TrialHistory]
-    error: float  # objective of the best trial
-    record: RunRecord | None  # of the best trial
-    in_time: float  # smallest objective within the shortest training
-
-
-def compared_architectures(campaign: Campaign, shortest: float | None, processor: bool) -> list[ArchitectureTrials]:
-    """Return all architectures that were tried, the smallest error first.
-
-    ``shortest`` is the least time of a complete training.
-    """
-    objective, scores = goals_of(campaign.history.settings.search.objective)[0].of, campaign.scores
-    records = campaign.records
-    by_kind: dict[str, list[TrialHistory]] = {}
-    for trial in campaign.history.trials:
-        model = records[trial.number].config.get("model", {}) if trial.number in records else {}
-        by_kind.setdefault(str(trial.values.get("model.kind") or model.get("kind", "")), []).append(trial)
-    rows = []
-    for kind, trials in by_kind.items():
-        numbers = [trial.number for trial in trials if trial.number in scores]
-        within = [objective_within(records.get(n), objective, shortest or 0.0, processor) for n in numbers]
-        best = min(numbers, key=lambda n: scores[n], default=-1)
-        error, in_time = scores.get(best, math.inf), min(within, default=math.inf)
-        rows.append(ArchitectureTrials(kind, trials, error, records.get(best), in_time))
-    return sorted((one for one in rows if one.kind), key=lambda one: (one.error, one.kind))
-
-
 def architectures_table(campaign: Campaign) -> Table | None:
     """Return architectures by error; None where there was no choice."""
-    records, trained = campaign.records, [record for record in campaign.records.values() if record.epochs]
-    # on a processor that others use, too, wall time depends on when a trial ran
-    processor = bool(trained) and all(one.hardware.get("type") == "cpu" and one.cost.cpu_seconds > 0 for one in trained)
-    finished = [trial.number for trial in campaign.history.trials if trial.status == "finished"]
-    seconds = min((seconds_of(records[n], processor) for n in finished if n in records), default=None)
-    rows = compared_architectures(campaign, seconds, processor)
-    if len(rows) < 2:
+    records, scores, by_kind = campaign.records, campaign.scores, dict[str, list[TrialHistory]]()
+    for trial in campaign.history.trials:
+        model = records[trial.number].config.get("model", {}) if trial.number in records else {}
+        if kind := str(trial.values.get("model.kind") or model.get("kind", "")):
+            by_kind.setdefault(kind, []).append(trial)
+    if len(by_kind) < 2:
         return None
-    quickest = min(rows, key=lambda one: one.in_time)
-    shortest = "the shortest training" if seconds is None else duration(seconds)
-    caption = "Architectures; none has a result yet."
-    if math.isfinite(rows[0].error):
-        caption = f"Architectures, the smallest error first: {rows[0].kind} wins per error"
-        if seconds is not None and math.isfinite(quickest.in_time):
-            time = duration(seconds) + (" of processors" if processor else "")
-            caption += f", {quickest.kind} per second: in {time}, the shortest training to the end, it came furthest"
-        caption += ". Few trials of an architecture say little about it."
+    scored = {
+        kind: [(scores[one.number], one.number) for one in own if one.number in scores] for kind, own in by_kind.items()
+    }
+    best = {kind: min(own, default=(math.inf, -1)) for kind, own in scored.items()}
 
-    def speed(record: RunRecord) -> float:
-        if processor:
-            return record.parts.get("train", 0) * record.epochs / record.cost.cpu_seconds
-        return record.cost.graphs_per_second
+    def of_record(make: Callable[[RunRecord], str]) -> Callable[[str], str]:
+        return lambda kind: make(records[best[kind][1]]) if best[kind][1] in records else "–"
 
     return table_of(
-        rows,
+        sorted(by_kind, key=lambda kind: (best[kind][0], kind)),
         {
-            "architecture": lambda one: one.kind,
-            "trials": lambda one: str(len(one.trials)),
-            "trained to the end": lambda one: str(sum(trial.status == "finished" for trial in one.trials)),
-            "failed": lambda one: str(sum(bool(failure_kind(trial)) for trial in one.trials)),
-            f"best {campaign.measure}": lambda one: measured(one.error),
-            f"{'processor time' if processor else 'time'} of that trial": lambda one: (
-                duration(seconds_of(one.record, processor)) if one.record else "–"
-            ),
-            "its graphs per second": lambda one: f"{speed(one.record):.0f}" if one.record else "–",
-            f"best within {shortest}": lambda one: measured(one.in_time),
+            "architecture": str,
+            "trials": lambda kind: str(len(by_kind[kind])),
+            "trained to the end": lambda kind: str(sum(one.status == "finished" for one in by_kind[kind])),
+            "failed": lambda kind: str(sum(bool(failure_kind(one)) for one in by_kind[kind])),
+            f"best {campaign.measure}": lambda kind: measured(best[kind][0]),
+            "time of that trial": of_record(lambda record: duration(record.cost.seconds)),
+            "its graphs per second": of_record(lambda record: f"{record.cost.graphs_per_second:.0f}"),
         },
-        caption,
+        "Architectures, the smallest error first. Few trials of an architecture say little about it.",
     )
