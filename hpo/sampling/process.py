@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from dataclasses import dataclass
 from multiprocessing import resource_tracker
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -30,16 +29,6 @@ from hydragnn.hpo.space.points import Point
 
 ATTEMPTS = 3
 """Processes that are asked the same question."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Question:
-    """A request for configurations, with the history."""
-
-    first: int
-    """Number of the first trial."""
-    count: int
-    history: History
 
 
 class SamplerProcess:
@@ -77,14 +66,15 @@ class SamplerProcess:
                 self._children = [child for child in multiprocessing.active_children() if child not in others]
             return self._pool
 
-    def ask(self, question: Question, excluded: Sequence[str]) -> list[Point] | None:
-        """Return the points for a question; None without an answer.
+    def ask(self, history: History, first: int, count: int, excluded: Sequence[str]) -> list[Point] | None:
+        """Return points for trials from ``first`` on; None without an answer.
 
         ``excluded``: keys of all points that trials have.
         """
+        question = (self._settings, history, first, count, frozenset(excluded))
         for _ in range(ATTEMPTS):
             try:
-                return self.start().submit(_answer, self._settings, question, frozenset(excluded)).result(self.hang)
+                return self.start().submit(proposals, *question).result(self.hang)
             except (BrokenProcessPool, TimeoutError, RuntimeError):
                 self._end()
             if self._closed:
@@ -137,7 +127,3 @@ def _begin(log: Path, code: list[str]) -> None:
 def _end_with(sentinel: int) -> None:
     wait([sentinel])
     os._exit(0)
-
-
-def _answer(settings: CampaignSettings, question: Question, excluded: frozenset[str]) -> list[Point]:
-    return proposals(settings, question.history, question.first, question.count, excluded)

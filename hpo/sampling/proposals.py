@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hydragnn.hpo.costs import Estimates
-from hydragnn.hpo.sampling.process import Question, SamplerProcess
-from hydragnn.hpo.sampling.sampler import history_of, learns, proposals, stand_in
+from hydragnn.hpo.sampling.process import SamplerProcess
+from hydragnn.hpo.sampling.sampler import History, history_of, learns, proposals, stand_in
 from hydragnn.hpo.scheduling.events import Event, Exhausted, Origin, Proposed
 from hydragnn.hpo.scheduling.scheduler import State
 from hydragnn.hpo.settings import CampaignSettings
@@ -133,21 +133,20 @@ class Proposals:
             self._process.start()  # this takes seconds, so that it begins with the first result
         excluded = [*self._known, *(point_key(point) for point, _ in self._ready)]
         self._met, self._last = 0, replace(self._last, silent=False)
-        question = Question(first=first, count=count, history=history)
-        self._coming = self._thread.submit(self._answer, state, question, excluded)
+        self._coming = self._thread.submit(self._answer, state, history, first, count, excluded)
         self._coming.add_done_callback(lambda _: self._ring())
 
-    def _answer(self, state: State, question: Question, excluded: list[str]) -> Answer:
+    def _answer(self, state: State, history: History, first: int, count: int, excluded: list[str]) -> Answer:
         """Ask the process where there are results to learn from."""
         begun = time.monotonic()
         points: list[Point] | None
-        if question.history.trials and self._has_process:
-            points = self._process.ask(question, excluded)
+        if history.trials and self._has_process:
+            points = self._process.ask(history, first, count, excluded)
         else:
-            points = proposals(self._settings, question.history, question.first, question.count, set(excluded))
+            points = proposals(self._settings, history, first, count, set(excluded))
         return Answer(
             points=[(point, self._estimates.of(state, point)) for point in points or []],
-            exhausted=points is not None and len(points) < question.count,
+            exhausted=points is not None and len(points) < count,
             silent=points is None,
             seconds=time.monotonic() - begun,
         )

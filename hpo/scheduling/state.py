@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, is_dataclass
 from dataclasses import field as dataclass_field
+from itertools import takewhile
 from operator import attrgetter
 from typing import Any, Literal, get_type_hints
 
@@ -495,19 +496,14 @@ def edit_of(previous: list[int], current: list[int]) -> list[Any]:
     >>> edit_of([1, 2, 3, 4], [1, 9, 4])
     [1, 3, [9]]
     """
-    least = min(len(previous), len(current))
-    start = _longest(least, lambda count: previous[:count] == current[:count])
-    end = _longest(least - start, lambda count: previous[len(previous) - count :] == current[len(current) - count :])
+    start = _num_equal(zip(previous, current))
+    end = _num_equal(zip(reversed(previous[start:]), reversed(current[start:])))
     return [start, len(previous) - end, current[start : len(current) - end]]
 
 
-def _longest(limit: int, holds: Callable[[int], bool]) -> int:
-    """Return the largest number for which a monotonic condition holds."""
-    low, high = 0, limit
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if holds(middle) else (low, middle - 1)
-    return low
+def _num_equal(pairs: Iterable[tuple[int, int]]) -> int:
+    """Return how many pairs are equal at the beginning."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 def _plain(value: Any) -> Any:

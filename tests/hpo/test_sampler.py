@@ -20,7 +20,7 @@ from hydragnn.base import imports
 from hydragnn.base.errors import InputError
 from hydragnn.hpo import campaign_history, run_search
 from hydragnn.hpo.sampling.gaussian import Coordinates, Outlook, likely_kernel, normal_scores
-from hydragnn.hpo.sampling.process import Question, SamplerProcess
+from hydragnn.hpo.sampling.process import SamplerProcess
 from hydragnn.hpo.sampling.sampler import HISTORY, SAMPLERS, History, Sampler, history_of, learns, num_random, proposals
 from hydragnn.hpo.sampling.tpe import ParzenEstimators
 from hydragnn.hpo.scheduling.events import Opened, Plan, Proposed, Reached
@@ -226,7 +226,6 @@ class Impatient(SamplerProcess):
 def test_a_sampler_process_that_dies_or_hangs_changes_no_answer(settings: Any, tmp_path: Path) -> None:
     campaign = settings(sampler="tpe", space=SPACE)
     history, known = with_results(settings)
-    question = Question(first=12, count=3, history=history)
     sampler = Impatient(campaign, tmp_path / "log")
     sampler.limits, pids, points = [], [], proposals(campaign, history, 12, 3, set(known))
     try:
@@ -235,7 +234,7 @@ def test_a_sampler_process_that_dies_or_hangs_changes_no_answer(settings: Any, t
             pids.append(sampler.pid)
             os.kill(sampler.pid, number)
             sampler.limits = [1.0] if number == signal.SIGSTOP else []
-            assert sampler.ask(question, known) == points
+            assert sampler.ask(history, 12, 3, known) == points
     finally:
         pids.append(sampler.pid)
         sampler.close()
