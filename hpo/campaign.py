@@ -1,11 +1,10 @@
 """A search, from its checks to its result."""
 
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from hydragnn.base.environment import environment
 from hydragnn.base.errors import InputError
@@ -162,7 +161,8 @@ def local_launcher(settings: CampaignSettings, wanted: Workers | None = None) ->
     search, ranks = settings.search, settings.search.ranks_per_node or 1
     wanted = search.workers if wanted is None else wanted
     sharing = search.trials_per_device
-    workers = workers_here(wanted, batch_memory(settings.base), sharing)
+    memory = settings.base.get("batch", {}).get("memory")  # of a trial's steps
+    workers = workers_here(wanted, bytes_of(memory) if memory else 0, sharing)
     workers = max(1, workers // ranks) if wanted == "auto" else workers
     gpus = gpus_of_workers(workers, ranks)
     patience = 60.0 * search.hang_minutes
@@ -178,10 +178,3 @@ def local_note(launcher: LocalLauncher, machine: ProcessMachine, *, chosen: bool
         return ""
     slow = "; ranks take turns on the cores, so that times of layouts mean little" if turns else ""
     return f"{trials} trial{'s' * (trials > 1)} at once{each}: this machine has {machine}{slow}"
-
-
-def batch_memory(base: Mapping[str, Any]) -> int:
-    """Return the memory limit of a trial's steps; 0 without one."""
-    batch = base.get("batch")
-    text = batch.get("memory") if isinstance(batch, Mapping) else None
-    return bytes_of(text) if isinstance(text, str) and text else 0

@@ -87,16 +87,9 @@ def front_of_campaign(campaign: Path, top_k: int | None, at_most: Mapping[str, f
         raise InputError(
             f"the front of {campaign} has {len(front)} finished trials with {words}, fewer than {top_k or 1}; widen the bound, or let more trials finish"
         )
-    front = front[:top_k]
-    selection = {
-        "method": "front",
-        "by": ", ".join(names),
-        "at_most": {name: bound for name, bound in zip(names, bounds) if bound is not None},
-        "k": len(front),
-        "chosen": [trial.folder.name for trial in front],
-        "campaign": campaign.resolve().name,
-    }
-    return Choice(folders=[trial.folder for trial in front], selection=selection)
+    limits = {name: bound for name, bound in zip(names, bounds) if bound is not None}
+    folders = [trial.folder for trial in front[:top_k]]
+    return _choice(campaign, folders, method="front", by=", ".join(names), at_most=limits)
 
 
 def best_trials(campaign: Path, top_k: int, *, finished: bool = True) -> Choice:
@@ -108,15 +101,16 @@ def best_trials(campaign: Path, top_k: int, *, finished: bool = True) -> Choice:
             if finished
             else f"{campaign} has {len(ranked)} configurations with a result, fewer than top-k = {top_k}; lower it"
         )
-    selection = {
-        "method": "top-k",
-        "by": "the campaign's objective",
-        "k": top_k,
-        "candidates": len(ranked),
-        "chosen": [folder.name for folder in ranked[:top_k]],
-        "campaign": campaign.resolve().name,
-    }
-    return Choice(folders=ranked[:top_k], selection=selection)
+    by = "the campaign's objective"
+    return _choice(campaign, ranked[:top_k], method="top-k", by=by, candidates=len(ranked))
+
+
+def _choice(campaign: Path, folders: list[Path], **facts: Any) -> Choice:
+    """Return these trials of a campaign with the facts of their choice."""
+    names = [folder.name for folder in folders]
+    return Choice(
+        folders=folders, selection={**facts, "k": len(names), "chosen": names, "campaign": campaign.resolve().name}
+    )
 
 
 def members_of(

@@ -5,14 +5,8 @@ from typing import Any
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 
 from hydragnn.hpo.space.parameters import Choice, Choices, IntRange, Parameter
-from hydragnn.hpo.space.points import Space
 
 Distributions = dict[str, BaseDistribution]
-
-
-def distributions(space: Space) -> Distributions:
-    """Return the ranges of a space by path."""
-    return {path: distribution(parameter) for path, parameter in space.parameters.items()}
 
 
 def distribution(parameter: Parameter) -> BaseDistribution:

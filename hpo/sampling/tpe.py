@@ -9,7 +9,7 @@ from optuna.distributions import CategoricalDistribution
 from optuna.storages import InMemoryStorage
 from optuna.trial import FrozenTrial, TrialState
 
-from hydragnn.hpo.sampling.optuna_trials import Distributions, distribution, distributions, optuna_value
+from hydragnn.hpo.sampling.optuna_trials import Distributions, distribution, optuna_value
 from hydragnn.hpo.sampling.sampler import DRAWS, History, Sampler, foreseen
 from hydragnn.hpo.scheduling.scheduler import Trial
 from hydragnn.hpo.space.parameters import Choices, Parameter
@@ -57,7 +57,7 @@ class ParzenEstimators(Sampler):
 
     def _begin(self, space: Space | None = None, objectives: int = 1) -> None:
         self._learned: tuple[Trial, ...] = ()
-        self._allowed = distributions(space) if space is not None else {}
+        self._allowed = {path: distribution(one) for path, one in space.parameters.items()} if space else {}
         self._memory = Memory()
         verbosity = optuna.logging.get_verbosity()
         optuna.logging.set_verbosity(optuna.logging.WARNING)  # "A new study created" at every request otherwise

@@ -339,7 +339,11 @@ def _nodes_of(sessions: Sequence[Session]) -> Callable[[Stretch], float]:
 def _fault_row(kind: Outcome, spans: list[Span], nodes_of: Callable[[Stretch], float]) -> FaultRow:
     blamed = kind in MACHINE_FAULTS and kind != "preempted"
     nodes = {node for span in spans for node in span.suspects or span.nodes} if blamed else set()
-    lost = sum((span.seconds - span.useful) * nodes_of(span) for span in spans)
+    lost, reasons = 0.0, dict[str, list[int]]()
+    for span in spans:
+        lost += (span.seconds - span.useful) * nodes_of(span)
+        if span.last:
+            reasons.setdefault(short(span.message), []).append(span.trial)
     return FaultRow(
         kind=kind,
         count=len(spans),
@@ -347,16 +351,8 @@ def _fault_row(kind: Outcome, spans: list[Span], nodes_of: Callable[[Stretch], f
         nodes=len(nodes),
         node_hours=max(0.0, lost) / 3600,
         to_sampler=sum(span.to_sampler for span in spans),
-        reasons=_by_reason(spans),
+        reasons=reasons,
     )
-
-
-def _by_reason(spans: Sequence[Span]) -> dict[str, list[int]]:
-    reasons: dict[str, list[int]] = {}
-    for span in spans:
-        if span.last:
-            reasons.setdefault(short(span.message), []).append(span.trial)
-    return reasons
 
 
 def short(message: str) -> str:

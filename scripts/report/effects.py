@@ -1,6 +1,5 @@
 """Effects of hyperparameters with their directions, and interactions."""
 
-from collections.abc import Sequence
 from itertools import combinations
 from operator import itemgetter
 from typing import Any
@@ -36,7 +35,10 @@ def effects(campaign: Campaign) -> tuple[Figure | None, Table | None]:
             for side, color in ((~high, canvas.SOFT), (high, canvas.RASTER_ACCENT)):
                 dots = own.active[:, number] & side
                 axes.plot(own.shares[dots, number], row + jitter[dots], "o", color=color, **look)
-        names_above(axes, [names[number] for number in order])
+            place: dict[str, Any] = {"xy": (0, row - 0.24), "xycoords": ("axes fraction", "data")}
+            axes.annotate(shorten(names[number], 42), **place, va="bottom", fontsize=11)
+        axes.set(ylim=(len(order) - 0.6, -0.8), yticks=[])
+        axes.spines["left"].set_visible(False)
         axes.axvline(0, color=canvas.MUTED, linewidth=1, zorder=1)
         canvas.linear_scale(axes, "x")
         canvas.label(axes, f"effect on {campaign.measure}", grid="x")
@@ -71,15 +73,6 @@ def importance_table(campaign: Campaign) -> Table:
         "Importance of hyperparameters: the share of the objective's variation over all trials that each explains. With few "
         "trials this is a hint only. pip install 'hydragnn-ensemble[effects]' adds directions and interactions (SHAP).",
     )
-
-
-def names_above(axes: Axes, names: Sequence[str]) -> None:
-    """Set rows from the top down, below their names, which are longer than any margin."""
-    for row, name in enumerate(names):
-        place: dict[str, Any] = {"xy": (0, row - 0.24), "xycoords": ("axes fraction", "data")}
-        axes.annotate(shorten(name, 42), **place, va="bottom", fontsize=11)
-    axes.set(ylim=(len(names) - 0.6, -0.8), yticks=[])
-    axes.spines["left"].set_visible(False)
 
 
 def direction(own: Effects, number: int) -> str:

@@ -72,17 +72,9 @@ class FieldVerdict:
         rows = [("trivial", one.trivial), ("best simple", simple), (best, one.members.get(one.best_member))]
         rows += [("ensemble", one.ensemble)] if one.ensemble else []
         errors = [(name, error(scores)) for name, scores in rows if scores is not None]
-        return [(name, value, width) for (name, value), width in zip(errors, bar_widths([own for _, own in errors]))]
-
-
-def bar_widths(errors: Sequence[float]) -> list[float]:
-    """Return errors in percent of the largest; 0 where unknown.
-
-    >>> bar_widths([4.0, 1.0, math.inf, math.nan]), bar_widths([0.0])
-    ([100.0, 25.0, 0.0, 0.0], [0.0])
-    """
-    base = max(filter(math.isfinite, errors), default=0.0)
-    return [100 * value / base if base > 0 and math.isfinite(value) else 0.0 for value in errors]
+        known = [value for _, value in errors if math.isfinite(value)]
+        longest = max(known, default=0.0) or 1.0
+        return [(name, value, 100 * value / longest if math.isfinite(value) else 0.0) for name, value in errors]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
