@@ -124,7 +124,7 @@ def gpus_of_workers(workers: int, ranks: int = 1) -> tuple[dict[str, str], ...]:
     if workers * ranks > gpus:
         raise InputError(
             f"{workers} workers, but this process sees {gpus} GPU(s), and each worker trains on {ranks} of its own; set workers to at "
-            f"most {max(1, gpus // ranks)}, lower search.ranks_per_node, let trials share a GPU (search.trials_per_device), or hide the "
+            f"most {max(1, gpus // ranks)} or lower search.ranks_per_node, let trials share a GPU (search.trials_per_device), or hide the "
             "GPUs to train on the CPU: export CUDA_VISIBLE_DEVICES="
         )
     on_amd = torch.version.hip is not None

@@ -246,7 +246,7 @@ class Clockwork(LawfulCampaign):
         self.settled = {trial: outcome for trial, outcome in self.settled.items() if outcome != "pruned"}
         begin = world.now + 100.0
         try:
-            self._allocation(0, begin, begin + 3600 * hours, begin)
+            self._allocation(0, begin, begin + 3600 * hours)
         except Killed:
             world.close(world.now)
         world.interrupts = planned

@@ -146,7 +146,7 @@ def lone_world(assumptions: Assumptions, *, nodes: int = 2, work: float = 100.0)
     course = Course(work=work, scaling=math.inf, curve=tuple(1 / (epoch + 1) for epoch in range(10)))
     machine = scenario(assumptions, nodes=nodes, seed=0)
     world = World(replace(machine, course_of=lambda _: course))
-    world.open(0, 0.0, 0.0)
+    world.open(0, 0.0)
     return world
 
 
