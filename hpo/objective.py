@@ -122,29 +122,17 @@ def check_objective(
 
     ``added`` are curves of callbacks.
     """
-    for goal in goals_of(objective):
-        _check_quantity(goal.of, targets, source, classes, added)
-
-
-def _check_quantity(
-    objective: Quantity, targets: Sequence[str], source: str, classes: Collection[str], added: Sequence[str]
-) -> None:
-    if isinstance(objective, str) and REFERENCE.fullmatch(objective):
-        function_named(objective, where=f"{source}: search.objective = {objective!r}", noun="number of a record")
-        return
     metrics = {field: ("error_rate", "nll", "brier") if field in classes else ("mae", "rmse") for field in targets}
-    valid = [
-        "valid/loss",
-        THROUGHPUT,
-        *COSTS,
-        *(f"valid/{field}/{metric}" for field in targets for metric in metrics[field]),
-        *added,
-    ]
-    if isinstance(objective, str) and objective not in valid:
-        raise InputError(f"{source}: search.objective = {objective!r} is not recorded; valid: {', '.join(valid)}")
-    unknown = [] if isinstance(objective, str) else [field for field in objective if field not in targets]
-    if unknown:
-        raise InputError(f"{source}: search.objective: no head predicts {unknown[0]}; valid: {', '.join(targets)}")
+    errors = [f"valid/{field}/{metric}" for field in targets for metric in metrics[field]]
+    valid = ["valid/loss", THROUGHPUT, *COSTS, *errors, *added]
+    for quantity in (goal.of for goal in goals_of(objective)):
+        if isinstance(quantity, str) and REFERENCE.fullmatch(quantity):
+            function_named(quantity, where=f"{source}: search.objective = {quantity!r}", noun="number of a record")
+        elif isinstance(quantity, str) and quantity not in valid:
+            raise InputError(f"{source}: search.objective = {quantity!r} is not recorded; valid: {', '.join(valid)}")
+        unknown = [] if isinstance(quantity, str) else [field for field in quantity if field not in targets]
+        if unknown:
+            raise InputError(f"{source}: search.objective: no head predicts {unknown[0]}; valid: {', '.join(targets)}")
 
 
 def _own_value(record: RunRecord, objective: str, epochs: int | None) -> float | None:

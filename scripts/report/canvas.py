@@ -6,7 +6,6 @@ import re
 import xml.etree.ElementTree as ET
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure as Drawing
 from matplotlib.layout_engine import ConstrainedLayoutEngine
-from matplotlib.ticker import Formatter, FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from hydragnn.base.terminal import visible
 from hydragnn.scripts.report.words import plain_number
@@ -157,26 +156,13 @@ def log_scale(axes: Axes, axis: str, low: float, high: float) -> None:
     line.set_minor_formatter(NullFormatter())
 
 
-def tick_labels(values: Sequence[float]) -> list[str]:
-    """Return evenly spaced numbers with the digits in which they differ.
+def tick_label(value: int | float) -> str:
+    """Return the number of a tick, with up to six digits.
 
-    >>> tick_labels([9999.0, 9999.5, 10000.0]), tick_labels([-2e-9, 0.0, 2e-9])
-    (['9999.0', '9999.5', '10000.0'], ['−2×10⁻⁹', '0', '2×10⁻⁹'])
+    >>> tick_label(9999.5), tick_label(-0.3), tick_label(-2e-9)
+    ('9999.5', '−0.3', '−2×10⁻⁹')
     """
-    step = min((abs(b - a) for a, b in pairwise(values)), default=0.0)
-    largest = max((abs(value) for value in values), default=0.0)
-    if not step or largest >= 1e6 or step < 1e-4:
-        return [plain_number(0.0 if abs(value) < 1e-6 * step else value) for value in values]
-    places = next((n for n in range(6) if abs(step * 10**n - round(step * 10**n)) < 1e-6 * 10**n * step), 6)
-    return [f"{value:.{places}f}".replace("-", "−") if abs(value) > 1e-6 * step else "0" for value in values]
-
-
-class TickLabels(Formatter):
-    """Labels of a linear axis from ``tick_labels``."""
-
-    def format_ticks(self, values: Iterable[int | float]) -> list[str]:
-        """Return the labels of all ticks of the axis."""
-        return tick_labels([float(value) for value in values])
+    return f"{value:.6g}".replace("-", "−") if 1e-4 <= abs(value) < 1e6 else plain_number(value)
 
 
 def linear_scales(axes: Axes, ticks: int = 5) -> None:
@@ -190,12 +176,12 @@ def linear_scale(axes: Axes, axis: str, ticks: int = 5, *, whole: bool = False) 
     line = axes.xaxis if axis == "x" else axes.yaxis
     low, high = line.get_view_interval()
     while axis == "x" and ticks > 2:  # long labels side by side need room
-        labels = tick_labels([float(place) for place in MaxNLocator(ticks, integer=whole).tick_values(low, high)[1:-1]])
+        labels = [tick_label(place) for place in MaxNLocator(ticks, integer=whole).tick_values(low, high)[1:-1]]
         if sum(len(label) + 2 for label in labels) <= 36:
             break
         ticks -= 1
     line.set_major_locator(MaxNLocator(ticks, integer=whole))
-    line.set_major_formatter(TickLabels())
+    line.set_major_formatter(FuncFormatter(lambda value, _: tick_label(value)))
 
 
 def value_axis(axes: Axes, axis: str, values: Iterable[int | float]) -> None:

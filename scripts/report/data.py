@@ -14,9 +14,6 @@ from hydragnn.scripts.report.collect import heads_of
 from hydragnn.scripts.report.facts import Data, Facts, Values
 from hydragnn.scripts.report.words import join, plain_number, pretty_unit, thousands, with_unit
 
-KINDS = 12
-"""Rows of the table of kinds of nodes."""
-
 
 def chapter(facts: Facts) -> Section:
     """Return the chapter on the data."""
@@ -35,13 +32,13 @@ def chapter(facts: Facts) -> Section:
         + (f"Source: {source}. " if source else "")
     )
     if own.sampled < len(sizes):
-        lead += f"Compositions and targets are from an even sample of {own.sampled} graphs."
+        lead += f"Targets are from an even sample of {own.sampled} graphs."
     return Section(
         "data",
         "Data",
         lead + "".join(f" Note: {note}." for note in own.notes),
         [sizes_figure(own), targets(own)],
-        [parts_table(own, "held-out" in facts.evaluation.parts), composition_table(own)],
+        [parts_table(own, "held-out" in facts.evaluation.parts)],
         [fields_table(own)],
     )
 
@@ -122,19 +119,6 @@ def sizes_figure(data: Data) -> Figure:
         f"how many graphs have how many nodes; a node has {plain_number(per_node)} incoming edges on average. "
         "Predictions for graphs far outside this range are extrapolation.",
         draw,
-    )
-
-
-def composition_table(data: Data) -> Table:
-    """Return the share of nodes of every kind."""
-    items = sorted(data.composition.items(), key=lambda item: -item[1])
-    if len(items) > KINDS:
-        rest = sum(share for _, share in items[KINDS - 1 :])
-        items = [*items[: KINDS - 1], (f"{len(items) - KINDS + 1} others", rest)]
-    return table_of(
-        items,
-        {data.composition_of: lambda item: item[0], "share of nodes": lambda item: f"{100 * item[1]:.1f} %"},
-        "Composition. The model knows little about kinds that are rare here and nothing about kinds that are absent.",
     )
 
 

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from ase.data import chemical_symbols
 from numpy.typing import NDArray
 
 from hydragnn.base.errors import InputError
@@ -36,9 +35,7 @@ def data_facts(config: RunConfig, path: StorePlace) -> Data:
     picked = {name: evenly_spaced(own, sizes.nodes, SAMPLE_GRAPHS, SAMPLE_NODES) for name, own in graphs.items()}
     fields = {field.name: field for field in store.fields()}
     targets = [name for name in config.targets if name in fields]
-    kinds = _kind_field(list(fields.values()), config)
-    columns = [*targets, *([kinds.name] if kinds else [])]
-    read = {name: store.read(indices, columns) for name, indices in picked.items() if len(indices)}
+    read = {name: store.read(indices, targets) for name, indices in picked.items() if len(indices)}
     present: dict[str, dict[str, int]] = {}
     labels: dict[str, dict[str, tuple[int, int]]] = {}
     for name, field in fields.items():
@@ -56,8 +53,6 @@ def data_facts(config: RunConfig, path: StorePlace) -> Data:
         present=present,
         labels=labels,
         notes=store_notes(disk) if (disk := disk_store(store)) else (),
-        composition=_composition(read, kinds) if kinds else {},
-        composition_of="" if not kinds else "chemical element" if kinds.name == ATOMIC_NUMBERS else kinds.name,
         targets={
             name: {part: _present_rows(batch, fields[name]).astype(np.float64) for part, batch in read.items()}
             for name in targets
@@ -73,22 +68,6 @@ def evenly_spaced(indices: NDArray[np.int64], nodes: NDArray[np.int64], graphs: 
     affordable = int(budget / max(1.0, float(nodes[indices].mean())))
     count = min(len(indices), graphs, max(1, affordable))
     return np.asarray(indices[np.linspace(0, len(indices) - 1, count).astype(np.int64)], dtype=np.int64)
-
-
-def _kind_field(fields: list[Field], config: RunConfig) -> Field | None:
-    """Return the field of node kinds: species, else a categorical input."""
-    inputs = config.data.inputs
-    kinds = [field for field in fields if field.on == "node" and field.classes and field.role == "input"]
-    kinds = [field for field in kinds if inputs is None or field.name in inputs or field.name == ATOMIC_NUMBERS]
-    return next((field for field in kinds if field.name == ATOMIC_NUMBERS), kinds[0] if kinds else None)
-
-
-def _composition(read: Mapping[str, GraphBatch], kinds: Field) -> dict[str, float]:
-    values = np.concatenate([_present_rows(batch, kinds).astype(np.int64) for batch in read.values()])
-    numbers, counts = np.unique(values, return_counts=True)
-    symbols = chemical_symbols if kinds.name == ATOMIC_NUMBERS else ()
-    names = [symbols[number] if 0 <= number < len(symbols) else str(number) for number in numbers.tolist()]
-    return {name: float(count / counts.sum()) for name, count in zip(names, counts)}
 
 
 def _present_rows(batch: GraphBatch, field: Field) -> NDArray[Any]:

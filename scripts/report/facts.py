@@ -256,8 +256,6 @@ class Data:
     labels: Mapping[str, Mapping[str, tuple[int, int]]]
     """By field and part, the numbers that are there, and those that might be."""
     notes: tuple[str, ...] = ()
-    composition: Mapping[str, float] = member(default_factory=dict)
-    composition_of: str = ""
     targets: Mapping[str, Mapping[str, Values]] = member(default_factory=dict)
     """By target and part, its values in the sample."""
     sampled: int = 0

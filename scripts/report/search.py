@@ -16,7 +16,7 @@ from hydragnn.record import RunRecord
 from hydragnn.scripts.report import canvas
 from hydragnn.scripts.report.canvas import Figure, Section, Table, table_of
 from hydragnn.scripts.report.effects import effects
-from hydragnn.scripts.report.facts import FAILED, Campaign, Facts, failure_kind
+from hydragnn.scripts.report.facts import Campaign, Facts, failure_kind
 from hydragnn.scripts.report.front import front, front_table, objective_of, settings_of, volume
 from hydragnn.scripts.report.training import curve
 from hydragnn.scripts.report.words import measured, plain_number
@@ -102,15 +102,10 @@ def learning_curves(campaign: Campaign) -> Figure | None:
 
     def draw(axes: Axes) -> None:
         lines = [np.column_stack([range(1, len(values) + 1), values]) for _, values in curves]
-        many = len(lines) > LINES
-        axes.add_collection(LineCollection(lines, colors=canvas.SOFT, linewidths=1, rasterized=many))
+        axes.add_collection(LineCollection(lines, colors=canvas.SOFT, linewidths=1, rasterized=len(lines) > LINES))
         for (trial, _), line in zip(curves, lines):
             if best is not None and trial.number == best.number:
                 axes.plot(*line.T, linewidth=2.2, zorder=3)
-        ends = [line[-1] for (trial, _), line in zip(curves, lines) if trial.status in ("paused", *FAILED)]
-        if ends:
-            look: dict[str, Any] = {"color": canvas.MUTED, "markersize": 6, "markeredgewidth": 1}
-            axes.plot(*zip(*ends), "x", zorder=3, rasterized=many, **look)
         axes.autoscale_view()
         losses = [value for _, values in curves for value in values[1:] or values if math.isfinite(value)]
         canvas.dashed(axes, "x", campaign.history.rungs[:-1], canvas.SOFT, zorder=1)
@@ -123,7 +118,7 @@ def learning_curves(campaign: Campaign) -> Figure | None:
         "rungs",
         "Learning curves and rungs",
         "each line is one trial's validation loss. At every rung (dashed) only the better trials go on, so "
-        "that the budget is spent on promising ones; a cross marks where a trial was stopped. The coloured line is the best.",
+        "that the budget is spent on promising ones. The coloured line is the best.",
         draw,
         height=290,
     )

@@ -179,7 +179,7 @@ def draw_maps(view: PlaneView, scales: tuple[Normalize, Normalize], unit: str, a
         bar = np.tile(np.linspace(low, high, len(x)), (2, 1))
         axes.pcolormesh(x, [place, place + 7], bar, shading="gouraud", rasterized=True, **colours)
         ticks = [float(tick) for tick in MaxNLocator(4).tick_values(low, high) if low <= tick <= high]
-        for at, text in zip(np.interp(ticks, [low, high], [x[0], x[-1]]), canvas.tick_labels(ticks)):
+        for at, text in zip(np.interp(ticks, [low, high], [x[0], x[-1]]), map(canvas.tick_label, ticks)):
             texts.append((float(at), place + 10, text, {"color": canvas.MUTED, "ha": "center", "va": "top"}))
     for across, down, text, style in texts:  # last, so that all pixels are one image
         axes.text(across, down, text, fontsize=11.5, **style)
