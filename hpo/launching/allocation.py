@@ -5,7 +5,7 @@ import os
 import re
 import subprocess
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, product, zip_longest
 from pathlib import Path
@@ -117,17 +117,17 @@ def alike(names: Iterable[str], cores: int, gpus: int = 0) -> tuple[Node, ...]:
     return tuple(Node(name=name, cores=cores, gpus=gpus) for name in names)
 
 
-def output_of(command: Sequence[str]) -> str:
+def output_of(command: Sequence[str], *, seconds: float = ANSWER, environment: Mapping[str, str] | None = None) -> str:
     """Return the output of a program.
 
-    InputError where it is missing, fails or does not answer.
+    InputError where it is missing, fails or does not answer within so many ``seconds``.
     """
     try:
-        process = subprocess.run(command, capture_output=True, text=True, timeout=ANSWER)
+        process = subprocess.run(command, capture_output=True, text=True, timeout=seconds, env=environment)
     except FileNotFoundError as error:
-        raise InputError(f"{command[0]} is not on the PATH; load the scheduler's module") from error
+        raise InputError(f"{command[0]} is not on the PATH; load the scheduler's module, or go where it is") from error
     except subprocess.TimeoutExpired as error:
-        raise InputError(f"{' '.join(command)} did not answer within {ANSWER:.0f} s; is the scheduler up?") from error
+        raise InputError(f"{' '.join(command)} did not answer within {seconds:.0f} s; is the scheduler up?") from error
     if process.returncode:
         raise InputError(f"{' '.join(command)} failed: {(process.stderr or process.stdout).strip()[-500:]}")
     return process.stdout

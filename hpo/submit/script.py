@@ -2,7 +2,6 @@
 
 import re
 import shlex
-import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ import jinja2
 from hydragnn.base.errors import InputError
 from hydragnn.distributed.launch import environment_alone
 from hydragnn.hpo.job import JobSettings, is_word
+from hydragnn.hpo.launching.allocation import output_of
 from hydragnn.hpo.launching.sites import Batch, machine_named
 
 MARGIN = 60
@@ -104,15 +104,11 @@ def submit_script(batch: Batch, script: str, predecessor: str | None = None) -> 
     command = submit_command(batch, script, predecessor)
     inherited = re.compile(batch.inherited or r"(?!)")
     environment = {key: value for key, value in environment_alone().items() if not inherited.match(key)}
-    try:
-        process = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, env=environment)
-    except FileNotFoundError:
-        raise InputError(f"{command[0]} is not here; submit where the scheduler is, or see --dry-run") from None
-    except subprocess.TimeoutExpired:
-        raise InputError(f"{command[0]} did not answer within {PATIENCE:.0f} s; try again later") from None
-    lines = process.stdout.split()
-    if process.returncode != 0 or not lines:
-        raise InputError(f"{command[0]} refuses {script}: {(process.stderr or process.stdout).strip()}")
+    lines = output_of(command, seconds=PATIENCE, environment=environment).split()
+    if not lines:
+        raise InputError(
+            f"{command[0]} names no job for {script}; look at the queue, and submit again if it is not there"
+        )
     return lines[-1].partition(";")[0]  # Slurm adds ;cluster
 
 
