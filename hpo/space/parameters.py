@@ -23,10 +23,8 @@ class _Parameter(Settings):
     """Only searched where the named parameters have (one of) these values, for example ``{"model.kind" = ["egnn"]}``."""
 
 
-class FloatRange(_Parameter):
-    """A real number between two bounds."""
-
-    type: Literal["float"] = "float"
+class _Range(_Parameter):
+    """Base of ranges."""
 
     low: float
     """Smallest value."""
@@ -41,32 +39,30 @@ class FloatRange(_Parameter):
     """Only ``low + k * step``."""
 
     @model_validator(mode="after")
-    def _check(self) -> "FloatRange":
-        _check_range(self.low, self.high, self.log, self.step is not None)
+    def _check(self) -> "_Range":
+        if self.low > self.high:
+            raise ValueError(f"low = {self.low:g} lies above high = {self.high:g}; swap them")
+        if self.log and self.low <= 0:
+            raise ValueError(f"low = {self.low:g}: a logarithmic scale needs low > 0")
+        if self.log and self.step != type(self).model_fields["step"].default:
+            raise ValueError("log and step exclude each other; drop one")
         return self
 
 
-class IntRange(_Parameter):
+class FloatRange(_Range):
+    """A real number between two bounds."""
+
+    type: Literal["float"] = "float"
+
+
+class IntRange(_Range):
     """A whole number between two bounds, both included."""
 
     type: Literal["int"] = "int"
 
     low: int
-    """Smallest value."""
-
     high: int
-    """Largest value."""
-
-    log: bool = False
-    """Searched on a logarithmic scale."""
-
     step: int = Field(default=1, ge=1)
-    """Only ``low + k * step``."""
-
-    @model_validator(mode="after")
-    def _check(self) -> "IntRange":
-        _check_range(self.low, self.high, self.log, self.step != 1)
-        return self
 
 
 class Choices(_Parameter):
@@ -130,12 +126,3 @@ def parsed_parameter(path: str, table: Any, source: str) -> Parameter:
     if kind not in PARAMETERS:
         raise InputError(f"{where}: unknown type {kind}; {nearest(str(kind), list(PARAMETERS))}")
     return PARAMETERS[kind].parse(dict(table), source=where)
-
-
-def _check_range(low: int | float, high: int | float, log: bool, stepped: bool) -> None:
-    if low > high:
-        raise ValueError(f"low = {low:g} lies above high = {high:g}; swap them")
-    if log and low <= 0:
-        raise ValueError(f"low = {low:g}: a logarithmic scale needs low > 0")
-    if log and stepped:
-        raise ValueError("log and step exclude each other; drop one")
