@@ -68,7 +68,6 @@ def command(
     run: Callable[..., None] | None = None,
     *,
     required: Sequence[str] = (),
-    ahead_of: str = "",
     device: bool = False,
 ) -> None:
     """Register a function as a command.
@@ -76,7 +75,7 @@ def command(
     Annotated arguments are those of the command: the second item of an annotation is the type on the command line, if it is
     another one, and the last the option. An argument that is a dataclass becomes options by its fields. ``required`` ones have
     no default there. ``run`` calls the function and shows the result; without it the result is shown as it is. Keywords of
-    ``run`` are further options, ``ahead_of`` another one.
+    ``run`` are further options.
     """
     own = inspect.signature(inspect.unwrap(function)).parameters
     objects: dict[str, Any] = {key: one.annotation for key, one in own.items() if is_dataclass(one.annotation)}
@@ -88,7 +87,7 @@ def command(
         elif get_origin(one.annotation) is Annotated:
             arguments[key] = _option(one, key in required)
     further = [one for one in inspect.signature(run).parameters.values() if one.kind is one.KEYWORD_ONLY] if run else []
-    place, form = [*arguments, ahead_of].index(ahead_of), inspect.Parameter.KEYWORD_ONLY
+    form = inspect.Parameter.KEYWORD_ONLY
     end = [inspect.Parameter("device", form, default="", annotation=Device)] * device
     end += [inspect.Parameter("as_json", form, default=False, annotation=AsJson)]
 
@@ -107,9 +106,7 @@ def command(
         else:
             run(values, as_json, **more)
 
-    options = [*arguments.values()]
-    parameters = [*options[:place], *further, *options[place:], *end]
-    callback.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    callback.__signature__ = inspect.Signature([*arguments.values(), *further, *end])  # type: ignore[attr-defined]
     text = inspect.getdoc(run or function) or inspect.getdoc(function) or ""
     app.command(name, help=text.replace("``", "`"))(callback)
 

@@ -15,7 +15,7 @@ from hydragnn.base.machine import bytes_of, free_memory, in_words
 from hydragnn.base.settings import read_toml, with_overrides
 from hydragnn.hpo.status.facts import values_line
 from hydragnn.scripts.options import Overrides
-from hydragnn.scripts.plan_curves import check_picture, curve_rows, curves_line, draw_curves
+from hydragnn.scripts.plan_curves import check_picture, curve_rows, curves_line, draw_curves, layout_words
 from hydragnn.scripts.showing import Result
 
 if TYPE_CHECKING:
@@ -431,14 +431,3 @@ def losses_in_words(layout: dict[str, Any]) -> str:
     """
     lost = [f"{name} {share:.1%}" for name, share in layout["losses"].items() if round(share, 3) > 0]
     return ", ".join(lost) or "nothing"
-
-
-def layout_words(parallel: dict[str, int]) -> str:
-    """Return a layout in words.
-
-    >>> layout_words({"replicate": 4, "shard": 2, "tensor": 1, "micro_batches": 3})
-    'replicate 4 x shard 2'
-    """
-    sizes = {axis: size for axis, size in parallel.items() if size > 1 and axis != "micro_batches"}
-    sizes |= {"chunks": sizes.pop("chunks")} if "chunks" in sizes else {}  # the last
-    return " x ".join(f"{axis} {size}" for axis, size in sizes.items()) or "one device"

@@ -59,11 +59,21 @@ def curve_rows(curves: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
     ]
 
 
+def layout_words(parallel: dict[str, int]) -> str:
+    """Return a layout in words.
+
+    >>> layout_words({"replicate": 4, "shard": 2, "tensor": 1, "micro_batches": 3})
+    'replicate 4 x shard 2'
+    """
+    sizes = {axis: size for axis, size in parallel.items() if size > 1 and axis != "micro_batches"}
+    sizes |= {"chunks": sizes.pop("chunks")} if "chunks" in sizes else {}  # the last
+    return " x ".join(f"{axis} {size}" for axis, size in sizes.items()) or "one device"
+
+
 def curves_line(result: Mapping[str, Any]) -> str:
     """Return what curves belong to, and where strong scaling ends."""
     first = result["curves"][0]
-    inner = {axis: size for axis, size in first["weak"]["parallel"].items() if axis != "replicate" and size > 1}
-    words = " x ".join(f"{axis} {size}" for axis, size in inner.items() if axis != "micro_batches") or "one device"
+    words = layout_words({**first["weak"]["parallel"], "replicate": 1})
     (graphs, weak), count = graphs_of(result), max(one for one, _ in points(result["curves"], "strong"))
     ends = f" up to {count:,} devices, as of more some would have none"
     ends = "" if count == result["curves"][-1]["devices"] else ends

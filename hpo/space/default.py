@@ -22,9 +22,6 @@ TRAINING: dict[str, dict[str, Any]] = {
 }
 """Parameters of the training of every architecture that are searched."""
 
-RELATED = {"batch.max_graphs": ("batch",)}
-"""Settings with which a parameter is not searched: batches that somebody has limited stay as they are."""
-
 
 def default_space(base: Mapping[str, Any], source: str) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
     """Return the default space, and why architectures are left out.
@@ -47,7 +44,8 @@ def default_space(base: Mapping[str, Any], source: str) -> tuple[dict[str, dict[
     of_training = {
         path: parameter
         for path, parameter in TRAINING.items()
-        if all(_value(base, place) is None for place in (path, *RELATED.get(path, ())))
+        if _value(base, path) is None
+        and not (path == "batch.max_graphs" and base.get("batch") is not None)  # limits stay as they are
     }
     choice = {} if given is not None else {KIND: {"type": "categorical", "choices": kinds}}
     of_heads = {} if base.get("start") else _head_parameters(base, kinds[0])

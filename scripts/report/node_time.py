@@ -90,11 +90,12 @@ def nodes_over_time(timeline: Timeline) -> Figure | None:
         canvas.label(axes, f"time of campaign ({unit})", grid="x")
 
     row = timeline.noun if whole else f"part of a {timeline.noun}"
-    shown = f"each row is one {row}; each bar is an attempt at one segment of a trial, and blank is idle"
     return canvas.figure(
         "nodes",
         "Attempts over time",
-        f"{shown}. {_advice(timeline, used)}".rstrip(),
+        f"each row is one {row}; each bar is an attempt at one segment of a trial, and blank is idle. Red is a fault of the machine: the "
+        "trial went on elsewhere from its last checkpoint. Hatched nodes were probed or kept out after faults. A dashed line is a "
+        "resume; pauses in between are left out.",
         draw,
         height=96 + min(448, round(len(slots) * max(7.0, 22.0 - 0.35 * len(slots)))),
         wide=True,
@@ -123,15 +124,6 @@ def faults_table(timeline: Timeline) -> Table:
         "the configuration is an answer, so that its time is not lost.",
         prose=frozenset({6}),
     )
-
-
-def _advice(timeline: Timeline, used: Sequence[str]) -> str:
-    sentences = {
-        "Red is a fault of the machine: the trial went on elsewhere from its last checkpoint.": "machine" in used,
-        "Hatched nodes were probed or kept out after faults.": "out" in used,
-        "A dashed line is a resume; pauses in between are left out.": len(timeline.sessions) > 1,
-    }
-    return " ".join(sentence for sentence, applies in sentences.items() if applies)
 
 
 def look_of(span: Span) -> str:

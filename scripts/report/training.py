@@ -122,8 +122,9 @@ def members_chapter(facts: Facts) -> Section | None:
     if evaluation.seconds_per_graph:
         speed = plain_number(evaluation.graphs_per_second)
         lead.append(f"Together they predict {speed} graphs per second on the machine that built them.")
-    both = [members_table(facts), diversity_table(selection.get("diversity") or {})]
-    return Section("members", "Members", " ".join(lead), [run_curves(facts.members, facts.units)], both)
+    return Section(
+        "members", "Members", " ".join(lead), [run_curves(facts.members, facts.units)], [members_table(facts)]
+    )
 
 
 def members_table(facts: Facts) -> Table:
@@ -176,17 +177,3 @@ def differing_paths(configs: Sequence[Mapping[str, object]]) -> list[str]:
     """Return dotted paths of plain values in which the configurations differ."""
     paths = dict.fromkeys(path for own in configs for path in own)
     return [path for path in paths if len({json.dumps(own.get(path)) for own in configs}) > 1][:10]
-
-
-def diversity_table(diversity: Mapping[str, Mapping[str, float]]) -> Table:
-    """Return how differently the members err."""
-    return table_of(
-        [row for row in diversity.items() if "ambiguity" in row[1] and row[1].get("error_correlation", 1.0) < 1],
-        {
-            "field": lambda row: row[0],
-            "correlation of errors": lambda row: f"{row[1]['error_correlation']:.2f}".replace("-", "−"),
-            "squared error that averaging removes": lambda row: f"{100 * row[1]['ambiguity']:.0f} %",
-        },
-        "Diversity of the members on graphs that trained none of them. Members that make the same errors (correlation near 1) gain "
-        "nothing from each other.",
-    )

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from hydragnn.datasets import StoreWriter
-from hydragnn.scripts.plan_command import layout_words
+from hydragnn.scripts.plan_curves import layout_words
 from tests.benchmarks.harness import Figures
 from tests.benchmarks.step_times import CUTOFF, MODELS, crystals
 
