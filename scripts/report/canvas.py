@@ -125,14 +125,6 @@ def _themed(key: str, value: str, name: str) -> str:
     return value.replace("url(#", f"url(#{name}-")
 
 
-def named_rows(axes: Axes, names: Mapping[int, str], rows: int) -> None:
-    """Set rows from the top down, of which some have names."""
-    axes.set_ylim(rows - 0.5, -0.5)
-    axes.set_yticks([*names], labels=[*names.values()])
-    axes.tick_params(axis="y", length=0)
-    axes.spines["left"].set_visible(False)
-
-
 def dashed(
     axes: Axes, axis: Literal["x", "y"], values: Iterable[int | float], color: str = MUTED, zorder: int = 2
 ) -> None:

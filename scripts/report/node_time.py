@@ -167,4 +167,7 @@ def _draw_rows(axes: Axes, slots: Sequence[str], bars: Sequence[SlotBar], used: 
         ]
         axes.add_collection(PolyCollection(corners, rasterized=len(bars) > BARS, zorder=2, **LOOKS[look] | thin))
     shown = range(0, len(slots), max(1, round(len(slots) / 24)))
-    canvas.named_rows(axes, {k: shorten(slots[k], 14) for k in shown}, len(slots))
+    axes.set_ylim(len(slots) - 0.5, -0.5)
+    axes.set_yticks([*shown], labels=[shorten(slots[k], 14) for k in shown])
+    axes.tick_params(axis="y", length=0)
+    axes.spines["left"].set_visible(False)
