@@ -107,7 +107,8 @@ class FrozenModel(nn.Module):
         settings = self.settings
         if form.type == "conv":
             channels = [*form.dim_headlayers[: form.num_headlayers], width]
-            pairs = self.layers(settings.hidden_dim, channels, settings.edge_dim, normed=True)
+            edge_dim = 0 if settings.kind == "DimeNet" else settings.edge_dim  # whose heads leave edge features out
+            pairs = self.layers(settings.hidden_dim, channels, edge_dim, normed=True)
             return nn.ModuleList(itertools.chain.from_iterable(pairs))
         count = 1 if form.type == "mlp" else settings.num_nodes or 0
         widths = [settings.hidden_dim, *form.dim_headlayers, width]

@@ -12,12 +12,14 @@ from torch import Tensor
 
 from hydragnn.base.errors import InputError
 from hydragnn.base.places import INDEX, is_public
-from hydragnn.datasets import GraphStore, Normalisation, StoreWriter, open_store, reference_sums
+from hydragnn.datasets import GraphStore, Normalisation, StoreWriter, reference_sums
+from hydragnn.datasets.public import PublicStore
 from hydragnn.datasets.sources.registry import read_build_settings
 from hydragnn.frozen import FrozenSettings
 from hydragnn.graphs.batch import GraphBatch, edge_vectors
 from hydragnn.graphs.field import ATOMIC_NUMBERS, Field
 from hydragnn.graphs.parts import PART
+from hydragnn.graphs.pyg import CELLS, PERIODIC
 from hydragnn.importing.configuration import raw_files
 from hydragnn.importing.finding import SETS, folder_of_raw, path_of_branch
 from hydragnn.importing.model import LENGTHS
@@ -30,6 +32,7 @@ CLOSE = 1e-4
 """Relative difference of lengths that were stored and computed."""
 REFERENCES, BRANCH = "energy_linear_regression_coeff", "dataset_name"
 """Attribute with energies of elements, and key with the branch of a graph."""
+STRAIGHT = "of no use without edge_shifts: crystals are open clusters, as its code saw them"
 BOUNDS = ("minmax_node_feature", "minmax_graph_feature")
 """Attributes with smallest and largest values."""
 
@@ -42,7 +45,7 @@ def with_data(model: Imported, place: Path) -> tuple[Imported, GraphStore, Seque
     if place.suffix in SETS and not is_public(place):
         raise InputError(f"it has neither {INDEX} of ADIOS2 nor a -meta.pkl of pickled samples; copy it again")
     if place.suffix in SETS:
-        source = open_store(place)
+        source = _set_of_graphs(model, place)
     else:  # raw files, whose paths count from a folder
         with complete("config.json does not say how raw files are read"):
             table = {"kind": "hydragnn", **raw_files(model.source, [])}
@@ -67,6 +70,19 @@ def with_data(model: Imported, place: Path) -> tuple[Imported, GraphStore, Seque
     images = any(bool(source.read(block, fields=[]).edge_shifts.any()) for block in _blocks(graphs))
     reading = replace(_reading_in(some, reading, model.settings), images=images)
     return replace(model, reading=_with_references(source.attributes, some, reading, model.settings)), source, graphs
+
+
+def _set_of_graphs(model: Imported, place: Path) -> PublicStore:
+    """Return a set as its code read it: edges without shifts cross no boundary."""
+    try:
+        source = PublicStore.at(place)
+    except InputError:  # the model knows where heads of y lie, where graphs of one size do not tell
+        source = PublicStore.at(place, [head.level for head in model.settings.heads])
+    columns = source.columns
+    if "edge_shifts" not in columns.offsets:  # which that code took as zero
+        cells = [key for key in (*CELLS, *PERIODIC) if columns.offsets.pop(key, None) is not None]
+        columns.left_out |= dict.fromkeys(cells[:1], STRAIGHT)
+    return source
 
 
 def _blocks(graphs: Sequence[int]) -> Iterator[Sequence[int]]:

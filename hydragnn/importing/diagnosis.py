@@ -176,7 +176,7 @@ class Case:
     @rule(6, "SchNet ignores periodic images and the edges of the data", "no periodic boundaries", "SchNet")
     def _rebuilt(self) -> Answer:
         own = "SchNet builds its own graph, without images, in every layer"
-        if self.settings.global_attn_engine == "GPS" or self.architecture.get("edge_features"):
+        if self.settings.global_attn_engine == "GPS" or self.settings.edge_dim:
             evidence = "with edge features or GPS it reads the edges, and sets their shifts to zero"
             unknown: Answer = "cannot be told", f"{evidence}, if there are any"
             return unknown if self.graph is None else self.shifts() and evidence
@@ -355,9 +355,11 @@ class Case:
 
     @rule(26, "today's code reads the file as another function", "its edges see distances, as today")
     def _squares(self) -> Answer:
-        evidence = f"{self.settings.kind} of {self.settings.generation} sees squared distances, unlike today's"
-        flags = "squared_distances", "reversed_steps", "zero_shifts"
-        return self.settings.squared_distances and self.measured(evidence, *flags, arithmetic="with today's")
+        settings, flags = self.settings, ("squared_distances", "reversed_steps", "zero_shifts")
+        how = "sees squared distances" if settings.squared_distances else "moves nodes the other way"
+        moves = settings.reversed_steps and settings.equivariance and settings.num_conv_layers > 1
+        evidence = f"{settings.kind} of {settings.generation} {how}, unlike today's"
+        return (settings.squared_distances or moves) and self.measured(evidence, *flags, arithmetic="with today's")
 
     @rule(4, "a checkpoint of shards holds those of one rank", "every tensor is there, in its full size")
     @rule(27, "a network of graph attributes is drawn anew in every pass", "its network is kept, or there is none")

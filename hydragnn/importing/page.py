@@ -230,6 +230,7 @@ def _with_data(model: Imported, making: Path, stores: list[Store]) -> tuple[Impo
 
 def _scales(source: GraphStore, model: Imported) -> Iterator[str]:
     """Yield what the writer did to values and no file undoes."""
+    yield from (f"{key} of the set: {why}" for key, why in source.attributes.get("left_out", {}).items())
     if model.reading.references:
         yield "energies are total: those of elements, which the set's labels are without, are added to labels and predictions"
     elif "energy_linear_regression_coeff" in source.attributes:

@@ -7,8 +7,9 @@ import torch
 from torch import nn
 
 from hydragnn.frozen import FrozenGraph, FrozenSettings
-from hydragnn.frozen.distances import EGNN, SchNet, near_nodes
+from hydragnn.frozen.distances import EGNN, DimeNet, SchNet, near_nodes
 from hydragnn.frozen.model import FrozenModel
+from hydragnn.frozen.settings import Networks
 
 LINE = torch.tensor([[0.0], [1.0], [2.0], [2.5]]) * torch.tensor([1.0, 0.0, 0.0])
 
@@ -60,3 +61,13 @@ def test_schnet_with_edge_features_reads_lengths_without_images(generation: str)
         assert extended.extra["lengths"].tolist() == [[scale]] * 2
         outputs.append(model.graph_convs[0](*states, extended)[0].sum().item())
     assert len({*outputs}) == 3
+
+
+def test_convolutional_heads_of_dimenet_leave_edge_features_out() -> None:
+    names = "int_emb_size", "basis_emb_size", "out_emb_size", "num_radial", "envelope_exponent"
+    sizes: dict[str, Any] = dict.fromkeys(names, 2) | {"num_spherical": 2, "num_before_skip": 1, "num_after_skip": 1}
+    head = Networks(type="conv", num_headlayers=1, dim_headlayers=(4,))
+    settings = {"kind": "DimeNet", "generation": "v5.0", "hidden_dim": 3, "num_conv_layers": 1, "input_dim": 1}
+    options = {**settings, **sizes, "heads": [{"level": "node", "dim": 1}], "node_heads": {"branch-0": head}}
+    model = DimeNet(FrozenSettings.model_validate({**options, "edge_dim": 1, "radius": 3.0}))
+    assert {name.split(".")[0] for name, _ in model.named_parameters() if "edge_lin" in name} == {"graph_convs"}

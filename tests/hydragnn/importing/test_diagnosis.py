@@ -171,9 +171,10 @@ ROWS: list[tuple[int, dict[str, Any], FrozenSettings, dict[str, Any], str]] = [
     (6, {}, schnet, data(), NO),
     (6, architecture(periodic_boundary_conditions=True), schnet, {}, YES),
     (6, {}, schnet, {}, NO),
-    (6, architecture(edge_features=["lengths"]), schnet, {}, UNKNOWN),
-    (6, architecture(edge_features=["lengths"]), schnet, data(graph=SHIFTED), YES),
-    (6, architecture(edge_features=["lengths"]), schnet, data(), NO),
+    (6, {}, settings_of("SchNet", edge_dim=1), {}, UNKNOWN),
+    (6, {}, settings_of("SchNet", edge_dim=1), data(graph=SHIFTED), YES),
+    (6, {}, settings_of("SchNet", edge_dim=1), data(), NO),
+    (6, architecture(edge_features=["lengths"]), settings_of("SchNet", "v3.0"), data(graph=SHIFTED), YES),
     (7, architecture(output_heads={"node": two()}), gin, {}, YES),
     (7, architecture(output_heads={"graph": two(), "node": two()}), gin, {}, NO),
     (8, architecture(output_heads={"node": two(type="conv")}), gin, {}, YES),
@@ -264,6 +265,10 @@ ROWS: list[tuple[int, dict[str, Any], FrozenSettings, dict[str, Any], str]] = [
     (25, {}, egnn, data(graph=SHIFTED), NO),
     (26, {}, settings_of("EGNN", "2024"), data(), YES),
     (26, {}, settings_of("EGNN", "2024"), {}, YES),
+    (26, {}, settings_of("SchNet", "v3.0", equivariance=True), data(), YES),
+    (26, {}, settings_of("SchNet", "v3.0", equivariance=True), {}, YES),
+    (26, {}, settings_of("SchNet", "v3.0", equivariance=True, num_conv_layers=1), {}, NO),
+    (26, {}, settings_of("SchNet", "v3.0"), {}, NO),
     (26, {}, egnn, data(), NO),
     (27, {}, settings_of("GAT", conditioning="film", graph_attributes=2), {}, NO),
     (28, CONVOLUTIONAL, settings_of("SAGE", "v2.0", **CONV), data(), YES),
@@ -284,8 +289,9 @@ def test_files_tell_what_they_suffered(
 ) -> None:
     finding = of_number(case_of(config, settings, **more), number)
     assert (finding.verdict, bool(finding.evidence)) == (verdict, True), finding
-    reads_edges = "edge_features" in config.get("Architecture", {})
-    assert bool(finding.size) == (verdict == YES and number in SIZED and "graph" in more and not reads_edges), finding
+    assert bool(finding.size) == (verdict == YES and number in SIZED and "graph" in more and not settings.edge_dim), (
+        finding
+    )
 
 
 def of_number(case: Case, number: int) -> Finding:

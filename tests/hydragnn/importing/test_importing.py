@@ -386,11 +386,25 @@ def inputs_alone(sample: dict[str, Any], number: int) -> None:
     sample["x"] = sample["x"][:, 1:2]
 
 
+def one_size(sample: dict[str, Any], number: int) -> None:
+    (one,) = samples(1)
+    sample |= {key: one[key] for key in ("pos", "edge_index", "edge_shifts", "edge_attr", "forces")}
+    y = np.concatenate([one["y"], one["forces"].reshape(-1)]).reshape(-1, 1) + number
+    sample |= {"x": one["x"][:, :1], "y": y, "y_loc": np.array([[0, 1, len(y)]])}
+
+
+def open_clusters(sample: dict[str, Any], number: int) -> None:
+    del sample["edge_shifts"]
+    sample |= {"cell": 2 * np.eye(3), "pbc": np.ones(3, dtype=np.int32)}
+
+
 POTENTIAL = {"mpnn_type": "SchNet", "num_gaussians": 4, "num_filters": 8, "enable_interatomic_potential": True}
 POTENTIAL |= {"output_dim": [1], "output_type": ["node"]}
 SETS: dict[str, tuple[Any, dict[str, Any], str]] = {
     "a y beside energy and forces": (one_head, POTENTIAL, "predicts: energy, forces\n  test part, energy"),
     "a y of other heads": (one_head, {}, "y packs 1 outputs, and the model has 2"),
+    "heads of graphs of one size": (one_size, {}, "test part, forces"),
+    "crystals as open clusters": (open_clusters, {}, "crystals are open clusters, as its code saw them"),
     "images in late graphs alone": (images_later, {}, "48 graphs of"),
     "inputs alone in x": (inputs_alone, {"output_dim": [1, 1]}, "its x holds the 1 inputs alone, without charge"),
     "two elements scaled to 0 and 1": (scaled_elements, {}, "reads: atomic_number\n"),
