@@ -193,9 +193,17 @@ def spread_factors(
 
     With ``nominal``, they are quantiles of errors over spreads: so many truths are then nearer to the mean than the scaled spread. They calibrate the spread of other roll-outs (``Rollout.scaled``), if these graphs trained no member. Missing truths (NaN) count nowhere.
     """
+    if not rollouts or len(rollouts) != len(truths) or not 0 < (0.5 if nominal is None else nominal) < 1:
+        counts = f"{len(rollouts)} roll-outs, {len(truths)} truths, nominal {nominal}"
+        raise InputError(f"{counts}; give a truth for each, and a share between 0 and 1")
+    for one, truth in zip(rollouts, truths):
+        for name, course in one.courses.items():
+            if (shape := truth.get(name, torch.empty(0)).shape) != course.shape[1:]:
+                expected = [*course.shape[1:]]
+                raise InputError(f"the truth of {name} has shape {[*shape]}; give that of a course, {expected}")
     factors = {}
     for name in rollouts[0].courses:
-        pairs = [(one.mean(name) - truth[name], one.spread(name)) for one, truth in zip(rollouts, truths, strict=True)]
+        pairs = [(one.mean(name) - truth[name], one.spread(name)) for one, truth in zip(rollouts, truths)]
         errors, spreads = (torch.cat([part.flatten(1) for part in parts], dim=1) for parts in zip(*pairs))
         spreads = spreads.where(errors.isfinite(), torch.nan)
         ratios = (errors.square().nanmean(1) / spreads.square().nanmean(1)).sqrt()

@@ -190,3 +190,11 @@ def test_windows_roll_out_on_their_own_predictions(tmp_path: Path) -> None:
         (graphs[:0:-1], 3, "t is a window of readings; give later"),
     ):
         refuses(words, rollout, model, graphs[0], steps, later=later)
+    for courses, truths, nominal, words in (
+        ([course], [{"next": truth["t"]}], None, r"the truth of t has shape \[0\]; give that of a course, \[3, 3, 1\]"),
+        ([course], [{"t": truth["t"][:2]}], None, r"the truth of t has shape \[2, 3, 1\]"),
+        ([course], [truth] * 2, None, "1 roll-outs, 2 truths"),
+        ([], [], None, "0 roll-outs, 0 truths"),
+        ([course], [truth], 90.0, "nominal 90.0; give a truth for each, and a share between 0 and 1"),
+    ):
+        refuses(words, spread_factors, courses, truths, nominal)
