@@ -3,7 +3,7 @@
 from dataclasses import asdict, dataclass, replace
 from dataclasses import field as member
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import pydantic
 
@@ -17,6 +17,9 @@ VERSION = 1
 Status = Literal["running", "paused", "finished", "stopped", "failed"]
 FINISHED: tuple[Status, ...] = ("finished", "stopped")
 """Ends of runs that have a result: after all epochs, or early."""
+
+Seconds = Annotated[float, pydantic.Field(ge=-1, le=1e12)]
+"""Measured time; of differences of clocks a little below zero, too."""
 
 FailureKind = Literal[
     "lost_node", "launch", "out_of_memory", "diverged", "timeout", "configuration", "preempted", "defect"
@@ -35,9 +38,9 @@ class Failure:
 class Cost:
     """Cost of a run so far, over all segments."""
 
-    seconds: float = 0.0
+    seconds: Seconds = 0.0
     """Wall time."""
-    cpu_seconds: float = 0.0
+    cpu_seconds: Seconds = 0.0
     """Time of all cores together."""
     peak_memory_mb: float = 0.0
     """The most memory that one process held, in MB."""
@@ -53,7 +56,7 @@ class Cost:
 class Usage:
     """Use of the machine by all segments and ranks so far."""
 
-    phases: dict[str, float] = member(default_factory=dict)
+    phases: dict[str, Seconds] = member(default_factory=dict)
     """Seconds of the first rank by phase; they add up to the wall time."""
     busy: float | None = None
     """Share of time in which a device computed, from 0 to 1; None where nothing tells."""

@@ -117,9 +117,13 @@ def write_sealed(path: Path, table: Mapping[str, Any], check: Check | None = Non
 def read_sealed(path: Path) -> Any:
     """Return a JSON value without its checksum; InputError for a wrong one.
 
-    A file without a checksum was changed by hand, and is taken as it is.
+    A file without a checksum was changed by hand, and is taken as it is, but for infinite numbers and NaN.
     """
     value = read_json(path)
+    try:
+        json.dumps(value, allow_nan=False)
+    except ValueError as error:
+        raise InputError(f"{path} is damaged: a number is infinite or NaN; correct it, or use another copy") from error
     if isinstance(value, dict) and value.pop("checksum", None) not in (None, checksum_of(value)):
         raise InputError(
             f"{path} is damaged: its checksum is not that of what was written; use another copy (whoever changed it on purpose "

@@ -102,7 +102,7 @@ Travellers = dict[str, Tensor]
 Predictions = dict[str, Distribution]
 
 HEADER = 2**15
-"""Bytes for names and shapes of what travels."""
+"""Bytes of a page of names and shapes of what travels."""
 
 
 class Absent(nn.Module):
@@ -304,13 +304,13 @@ class Pipeline:
         """Start to send names, shapes and numbers."""
         group, stage = self.link(1, sweep)
         shapes = {name: (list(one.shape), str(one.dtype)) for name, one in travellers.items()}
-        text = json.dumps(shapes).encode().ljust(HEADER)
-        assert len(text) == HEADER
-        header = torch.frombuffer(bytearray(text), dtype=torch.uint8).to(self.device)
+        text = json.dumps(shapes).encode()
+        text = text.ljust((len(text) // HEADER + 1) * HEADER, b"\0")  # the last page ends with 0
+        pages = torch.frombuffer(bytearray(text), dtype=torch.uint8).to(self.device).split(HEADER)
         wide = widest([one.dtype for one in travellers.values()])
         numbers = torch.cat([one.detach().flatten().to(wide) for one in travellers.values()])
         self.pending = [pair for pair in self.pending if not pair[0].is_completed()]
-        for tensor in (header, numbers):
+        for tensor in (*pages, numbers):
             work = dist.isend(tensor, group=group, group_dst=stage)
             assert work is not None
             self.pending.append((work, tensor))
@@ -319,9 +319,11 @@ class Pipeline:
     def receive(self, sweep: int) -> Travellers:
         """Wait for a message of the stage before in a sweep."""
         group, stage = self.link(-1, sweep)
-        header = torch.empty(HEADER, dtype=torch.uint8, device=self.device)
-        dist.recv(header, group=group, group_src=stage)
-        shapes = json.loads(bytes(header.cpu().numpy()))
+        text, page = b"", torch.empty(HEADER, dtype=torch.uint8, device=self.device)
+        while not text.endswith(b"\0"):
+            dist.recv(page, group=group, group_src=stage)
+            text += bytes(page.cpu().numpy())
+        shapes = json.loads(text.rstrip(b"\0"))
         dtypes = [getattr(torch, dtype.removeprefix("torch.")) for _, dtype in shapes.values()]
         sizes = [prod(shape) for shape, _ in shapes.values()]
         numbers = torch.empty(sum(sizes), dtype=widest(dtypes), device=self.device)

@@ -276,6 +276,8 @@ def differences(before: object, now: object, path: str = "") -> list[str]:
 
     >>> differences({"train": {"epochs": 5, "seed": 0}}, {"train": {"epochs": 9, "seed": 0}})
     ['train.epochs: 5, now 9']
+    >>> differences({}, {"base_batch": 2})
+    ['base_batch was not set, is 2 now']
     """
     if isinstance(before, dict) and isinstance(now, dict):
         keys = [*dict.fromkeys([*before, *now])]
@@ -284,7 +286,9 @@ def differences(before: object, now: object, path: str = "") -> list[str]:
             for key in keys
             for entry in differences(before.get(key), now.get(key), f"{path}.{key}" if path else str(key))
         ]
-    return [] if before == now else [f"{path}: {before}, now {now}"]
+    form = "{} was {}, is {} now" if None in (before, now) else "{}: {}, now {}"
+    words = ["not set" if value is None else value for value in (before, now)]
+    return [] if before == now else [form.format(path, *words)]
 
 
 def is_data(store: GraphStore, data_hash: str) -> bool:

@@ -1,5 +1,6 @@
 """Schedules of pipelines for any number of stages, chunks and micro-batches, on a virtual clock and beside those of torch."""
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -7,11 +8,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed.pipelining.schedules import FULL_BACKWARD, ScheduleInterleaved1F1B
 
-from hydragnn.distributed.pipeline import COSTS, Action, force_schedule, stage_schedule
+from hydragnn.distributed.pipeline import COSTS, Action, Pipeline, force_schedule, stage_schedule
 
 Done = dict[tuple[bool, int, int], float]
 """When (back, piece of layers, micro-batch) was complete; pieces are numbered from the inputs on."""
@@ -180,3 +183,18 @@ def test_sweeps_for_forces_follow_each_other_in_the_order_of_messages(
     on_way = [one for one in orders[0] if one.chunk == 0]
     counts = [sum((one.sweep == 0) - (one.sweep == 3) for one in on_way[:end]) for end in range(len(on_way) + 1)]
     assert max(counts) <= most
+
+
+@pytest.mark.parametrize("count", [1, 700, 5000])
+def test_any_number_of_states_travels(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    wire: deque[torch.Tensor] = deque()
+    monkeypatch.setattr(Pipeline, "link", lambda *_: (None, 0))
+    monkeypatch.setattr(dist, "isend", lambda tensor, **_: wire.append(tensor) or SimpleNamespace(wait=bool))
+    monkeypatch.setattr(dist, "recv", lambda tensor, **_: tensor.copy_(wire.popleft()))
+    stage = object.__new__(Pipeline)
+    stage.pending, stage.device = [], torch.device("cpu")
+    states = {f"layer {number} of degree 1": torch.full((number % 3, 2), float(number)) for number in range(count)}
+    stage.send(states, 0)
+    received = stage.receive(0)
+    assert [*received] == [*states] and all(torch.equal(received[name], states[name]) for name in states)
+    assert not wire

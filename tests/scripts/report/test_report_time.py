@@ -1,6 +1,8 @@
 """Use of the nodes: attempts over time and cost of faults, from one worker to thousands of nodes."""
 
-from dataclasses import replace
+import json
+import re
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -8,9 +10,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace as changed
 
+from hydragnn.base.errors import InputError
 from hydragnn.hpo import Timeline
 from hydragnn.hpo.status.timeline import Outage, Session, Span
-from hydragnn.record import Cost, Failure, RunRecord, Usage
+from hydragnn.record import Cost, Failure, RunRecord, Usage, read_record
 from hydragnn.scripts.report.collect import campaign_facts
 from hydragnn.scripts.report.node_time import all_bars, campaign_time, faults_table, nodes_over_time
 from hydragnn.scripts.report.search import learning_curves
@@ -163,3 +166,12 @@ def test_curves_of_thousands_of_trials_are_pixels(samples: Any) -> None:
     every = replace(campaign.history, trials=trials)
     figure = learning_curves(replace(campaign, history=every, records=dict.fromkeys(range(2000), record)))
     assert figure is not None and len(figure.panels[0].svg) < 200_000
+
+
+@pytest.mark.parametrize("seconds", ["Infinity", "1e999", "NaN", "1e308", "-5.0", '"long"', "null"])
+@pytest.mark.parametrize("place", ["forward", "cpu_seconds"])
+def test_a_time_that_cannot_be_is_one_sentence(place: str, seconds: str, tmp_path: Path) -> None:
+    table = asdict(record(**BUSY))
+    (tmp_path / "record.json").write_text(re.sub(rf'"{place}": [^,}}]+', f'"{place}": {seconds}', json.dumps(table)))
+    with pytest.raises(InputError, match="record.json is damaged"):
+        read_record(tmp_path)
