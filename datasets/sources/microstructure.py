@@ -107,8 +107,11 @@ class MicrostructureBuild(BuildSettings):
         kinds = phase[inside][first]
         if not len(first) or (kinds[owner] != phase[inside]).any():
             raise InputError(f"{path} has no grain, or one of several phases; check its phases, grains, and smallest")
-        if self.smallest:
-            grain = grain[tuple(distance_transform_edt(~inside, steps, False, True))]
+        if self.smallest:  # axes that repeat go on as far as the nearest grain can be
+            reach = np.ceil(distance_transform_edt(~inside, steps).max() / steps).astype(np.int64) * periodic
+            nearest = distance_transform_edt(np.pad(~inside, reach[:, None], "wrap"), steps, False, True)
+            own = tuple(slice(far, far + size) for far, size in zip(reach, grain.shape))
+            grain = grain[tuple((place[own] - far) % size for place, far, size in zip(nearest, reach, grain.shape))]
         graph = from_labels(grain, steps, periodic, background=0, name=str(path))
         values = {key: graph[key] for key in ("volume", "area", "area_vector")}
         units = ["um", "um^2", "um^3"][graph.dim - 2 :]

@@ -191,6 +191,15 @@ def polycrystal(folder: Path, change: str = "") -> GraphBatch:
     return build(folder, "p.ctf", smallest=4)
 
 
+@pytest.mark.parametrize("shift", range(0, 10, 3))
+def test_points_join_the_nearest_grain_across_a_periodic_border(shift: int, tmp_path: Path) -> None:
+    angles, phase = bicrystal(10), np.ones((10, 4), dtype=int)
+    phase[:2] = angles[2:6] = 0
+    ctf(tmp_path / "p.ctf", np.roll(angles, shift, axis=0), np.roll(phase, shift, axis=0))
+    graph = build(tmp_path, "p.ctf", smallest=16, periodic=True)
+    assert graph["volume"].tolist() == [5.0, 5.0]
+
+
 @pytest.mark.parametrize("change", ["order", "symmetry"])
 def test_grains_do_not_depend_on_order_and_symmetry(change: str, tmp_path: Path) -> None:
     one, other = polycrystal(tmp_path), polycrystal(tmp_path, change)
