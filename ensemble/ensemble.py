@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from hydragnn.base.errors import InputError, about
@@ -60,7 +60,7 @@ from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import ATOMIC_NUMBERS, Field
 from hydragnn.graphs.joining import concatenate
 from hydragnn.graphs.objects import graphs_in
-from hydragnn.models import Target, check_cuttable
+from hydragnn.models import Distribution, Target, check_cuttable
 
 UNKNOWN = "intervals are unknown"
 """End of the reason of a graph that is further from training data than all graphs that calibrate."""
@@ -375,22 +375,26 @@ class Ensemble(Shown):
     def combine(self, read: Screened, outcomes: Sequence[MemberOutcome]) -> Predictions:
         """Return outcomes of members as one prediction with intervals and flags.
 
-        A graph that one member failed on has failed.
+        A graph that one member failed on has failed, and one whose mixture is not finite.
         """
         fields: dict[str, Estimate] = {}
         nodes_per_graph, edges_per_graph = (read.whole.counts(on).cpu().numpy() for on in ("node", "edge"))
+        beyond = ["ok"] * len(read.reasons)
         simple = simple_predictions(self.manifest.simple, self.targets, read)
         for target in self.targets:
             members = [outcome.predictions[target.name] for outcome in outcomes]
             members += [simple[target.name]] if target.name in simple else []
-            nodes = np.repeat(nodes_per_graph, read.whole.counts(target.field.on).cpu().numpy())
-            calibration = self.manifest.calibration.get(target.name)
-            fields[target.name] = estimates_of(target).of(
-                target, members, self.weights_of(target.name), calibration, nodes
-            )
+            owner = read.whole.owner(target.field.on).cpu().numpy()
+            one = self._mixture(target, members, nodes_per_graph[owner])
+            trained = torch.stack([member.finite() for member in members[: len(outcomes)]]).all(dim=0)
+            if (lost := trained & ~torch.from_numpy(self._is_finite(one))).any():
+                one = self._mixture(target, [member.blank_items(lost) for member in members], nodes_per_graph[owner])
+                for graph in owner[lost.numpy()]:
+                    beyond[graph] = f"the prediction of {target.name} is not finite"
+            fields[target.name] = one
         status = [
-            refused or next((f"member {name}: {reason}" for name, reason in zip(self.names, others) if reason), "ok")
-            for refused, *others in zip(read.reasons, *(outcome.reasons for outcome in outcomes))
+            refused or next((f"member {name}: {reason}" for name, reason in zip(self.names, others) if reason), own)
+            for refused, own, *others in zip(read.reasons, beyond, *(outcome.reasons for outcome in outcomes))
         ]
         together = Predictions(
             fields=fields,
@@ -427,6 +431,16 @@ class Ensemble(Shown):
             p_values=flags.p_values,
             node_p_values=flags.node_p_values,
         )
+
+    def _mixture(self, target: Target, members: Sequence[Distribution], nodes: Int[np.ndarray, " items"]) -> Estimate:
+        calibration, kind = self.manifest.calibration.get(target.name), estimates_of(target)
+        with np.errstate(over="ignore", invalid="ignore"):
+            return kind.of(target, members, self.weights_of(target.name), calibration, nodes)
+
+    def _is_finite(self, one: Estimate) -> Bool[np.ndarray, " items"]:
+        """Return which items have a finite value and doubt, as far as known."""
+        values = [one[name] for name in {one.headline, one.doubt_name} - self.absent(one.target)]
+        return np.all([np.isfinite(own).reshape(len(own), -1).all(axis=1) for own in values], axis=0)
 
     def nothing(self, nodes: int, edges: int, reason: str) -> Predictions:
         """Return the prediction for one graph that could not be tried."""

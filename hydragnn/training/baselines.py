@@ -347,10 +347,11 @@ class Baselines:
 
     def prediction(self, baseline: str, target: Target, batch: GraphBatch) -> Distribution:
         """Return the prediction of a target in the unit of labels."""
-        values = self.fitted[target.name][baseline](*self.features.arrays(batch, target.field.on))
-        if target.field.classes:
-            return Categorical(logits=torch.from_numpy(values).log())
-        mean = torch.from_numpy(values * sizes_of(target, batch))
+        with np.errstate(over="ignore", invalid="ignore"):
+            values = self.fitted[target.name][baseline](*self.features.arrays(batch, target.field.on))
+            if target.field.classes:
+                return Categorical(logits=torch.from_numpy(values).log())
+            mean = torch.from_numpy(values * sizes_of(target, batch))
         return Point(mean=mean.view(len(mean), *target.field.shape))
 
     def predictor(self, baseline: str, targets: Sequence[Target]) -> Callable[[GraphBatch], dict[str, Distribution]]:

@@ -181,6 +181,19 @@ def test_damaged_arrays_of_predictors_are_refused(
     refused(f"ensemble.json is damaged .*{words}", Ensemble.load, copy)
 
 
+@pytest.mark.parametrize("name", ["stiffness/ridge/slopes", "stiffness/ridge/intercept", "bend/boosting/value"])
+@pytest.mark.parametrize("size", [1e308, 1e200])  # beyond all numbers itself, or by its square
+def test_what_is_beyond_all_numbers_has_failed(linear: Built, tmp_path: Path, name: str, size: float) -> None:
+    copy, field = shutil.copytree(linear[0], tmp_path / "copy"), name.partition("/")[0]
+    arrays = load((copy / SIMPLE).read_bytes())
+    content = save({**arrays, name: np.where(arrays[name] < 0, -size, size)})
+    (copy / SIMPLE).write_bytes(content)
+    edit_json(copy / "ensemble.json", lambda value: value["simple"].update(sha256=hashlib.sha256(content).hexdigest()))
+    predictions = Ensemble.load(copy).predict(open_store(store_beside(linear[0]))[:4])
+    assert {*predictions.status} == {f"the prediction of {field} is not finite"}
+    assert all(np.isnan(predictions[field][one]).all() for one in ("mean", "std", "lower"))
+
+
 def test_what_computes_by_models_alone_refuses_a_simple_member(
     linear: Built, strained: tuple[Path, Any], tmp_path: Path
 ) -> None:

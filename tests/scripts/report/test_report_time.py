@@ -173,5 +173,5 @@ def test_curves_of_thousands_of_trials_are_pixels(samples: Any) -> None:
 def test_a_time_that_cannot_be_is_one_sentence(place: str, seconds: str, tmp_path: Path) -> None:
     table = asdict(record(**BUSY))
     (tmp_path / "record.json").write_text(re.sub(rf'"{place}": [^,}}]+', f'"{place}": {seconds}', json.dumps(table)))
-    with pytest.raises(InputError, match="record.json is damaged"):
+    with pytest.raises(InputError, match=r"record\.json is damaged"):
         read_record(tmp_path)
