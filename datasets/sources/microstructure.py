@@ -30,6 +30,8 @@ DREAM3D = {number: _LAUE[one] for number, one in enumerate((9, 11, 8, 10, 1, 2, 
 NEPER = {name: name for name in LAUE} | {"cubic": "m-3m", "hexagonal": "6/mmm", "triclinic": "-1"}
 """Laue groups by their names in files."""
 
+PLANE = {"3": "CPS3", "4": "CPS4", "6": "CPE6"}
+
 
 class MicrostructureBuild(BuildSettings):
     """Maps of orientations and polycrystals: nodes are grains, edges boundaries."""
@@ -359,12 +361,14 @@ def _lists(words: list[str], more: int) -> list[list[int]]:
 
 def read_inp(path: Path, settings: MicrostructureBuild) -> GraphBatch:
     """Return the element sets of an Abaqus input as grains."""
-    import meshio
+    from meshio.abaqus._abaqus import read_buffer
 
-    text = path.read_text(encoding="latin-1").upper()
+    content = path.read_text(encoding="latin-1")
+    text = content.upper()
     if "*INCLUDE" in text or len(re.findall(r"(?m)^\*NODE\s*(?:,|$)", text)) != 1:
         raise InputError(f"{path} has no nodes, or several blocks or files of them; write one mesh into one file")
-    mesh = meshio.read(path, "abaqus")
+    plane = r"(?im)^(\*element\b.*type\s*=\s*)CP[ES]([346])\w*"  # strain or stress; meshio knows one name for each form
+    mesh = read_buffer(StringIO(re.sub(plane, lambda one: one[1] + PLANE[one[2]], content)))
     dim, owner = max(block.dim for block in mesh.cells), []
     names = [name for name in mesh.cell_sets if fnmatch(name, settings.sets)]
     for number, block in enumerate(mesh.cells):

@@ -296,6 +296,20 @@ def test_element_sets_are_grains(tmp_path: Path) -> None:
     assert graph.positions[:, 2].tolist() == pytest.approx([1.0, 2.5]) and "misorientation" not in graph.fields
 
 
+@pytest.mark.parametrize("element", ["CPE4", "CPE4R", "CPS4I", "CPE3"])
+def test_elements_of_plane_strain_are_read(element: str, tmp_path: Path) -> None:
+    places = "\n".join(f"{1 + x + 4 * y}, {x}., {y}." for y in range(2) for x in range(4))
+    squares = [(k, k + 1, k + 5, k + 4) for k in (1, 2, 3)]
+    halves = [one for a, b, c, d in squares for one in ((a, b, c), (a, c, d))]
+    rows = [f"{n}, {', '.join(map(str, one))}" for n, one in enumerate(halves if element == "CPE3" else squares, 1)]
+    of_square = len(rows) // 3
+    sets = f"*Elset, elset=A, generate\n1, {of_square}, 1\n*Elset, elset=B, generate\n{of_square + 1}, {len(rows)}, 1\n"
+    text = f"*Heading\n*Node\n{places}\n*Element, type={element}\n" + "\n".join(rows) + f"\n{sets}"
+    (tmp_path / "a.inp").write_text(text)
+    graph = build(tmp_path, "a.inp")
+    assert graph["volume"].tolist() == pytest.approx([1.0, 2.0]) and graph["area"].tolist() == pytest.approx([1.0, 1.0])
+
+
 def text_of(kind: str, folder: Path) -> str:
     """Return the text of a healthy file of a kind."""
     healthy = {"tess": TESS, "inp": IN_INP + SETS}
