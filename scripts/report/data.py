@@ -12,7 +12,7 @@ from hydragnn.scripts.report import canvas
 from hydragnn.scripts.report.canvas import Draw, Figure, Section, Table, table_of
 from hydragnn.scripts.report.collect import heads_of
 from hydragnn.scripts.report.facts import Data, Facts, Values
-from hydragnn.scripts.report.words import join, plain_number, pretty_unit, thousands, with_unit
+from hydragnn.scripts.report.words import join, pretty_unit, thousands, with_unit
 
 
 def chapter(facts: Facts) -> Section:
@@ -24,9 +24,10 @@ def chapter(facts: Facts) -> Section:
         f"The data of branch {facts.branch} ({facts.stores[facts.branch]}): " if facts.branch in facts.stores else ""
     )
     attributes, sizes = own.store.attributes, own.sizes
+    each = f"{thousands(int(sizes.nodes.min()))} to {thousands(int(sizes.nodes.max()))} in each"
     source = str(attributes.get("source", attributes.get("description", "")))
     lead = (
-        f"{branch}{thousands(len(sizes))} graphs with {thousands(int(sizes.nodes.sum()))} nodes and "
+        f"{branch}{thousands(len(sizes))} graphs with {thousands(int(sizes.nodes.sum()))} nodes, {each}, and "
         f"{thousands(int(sizes.edges.sum()))} edges"
         + (f", in {own.store.dim} dimensions. " if own.store.dim else ", without geometry. ")
         + (f"Source: {source}. " if source else "")
@@ -37,7 +38,7 @@ def chapter(facts: Facts) -> Section:
         "data",
         "Data",
         lead + "".join(f" Note: {note}." for note in own.notes),
-        [sizes_figure(own), targets(own)],
+        [targets(own)],
         [parts_table(own, "held-out" in facts.evaluation.parts)],
         [fields_table(own)],
     )
@@ -95,30 +96,6 @@ def fields_table(data: Data) -> Table:
             **({"labels": labels} if any(labels(field) != "all" for field in fields) else {}),
         },
         "Fields of the store.",
-    )
-
-
-def sizes_figure(data: Data) -> Figure:
-    """Return the histogram of nodes per graph."""
-    nodes = data.sizes.nodes
-    low, high = int(nodes.min()), int(nodes.max())
-
-    def draw(axes: Axes) -> None:
-        bins = np.arange(low - 0.5, high + 1.5) if high - low < 40 else np.linspace(low - 0.5, high + 0.5, 36)
-        if low == high:
-            axes.set_xlim(low - 3, high + 3)
-        axes.hist(nodes, bins=bins.tolist(), rwidth=0.92)
-        canvas.linear_scale(axes, "x", 5, whole=True)
-        canvas.linear_scale(axes, "y", 4)
-        canvas.label(axes, "nodes per graph", "graphs", "y")
-
-    per_node = float(data.sizes.edges.sum() / max(1, nodes.sum()))
-    return canvas.figure(
-        "sizes",
-        "Nodes per graph",
-        f"how many graphs have how many nodes; a node has {plain_number(per_node)} incoming edges on average. "
-        "Predictions for graphs far outside this range are extrapolation.",
-        draw,
     )
 
 

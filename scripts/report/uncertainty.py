@@ -185,12 +185,6 @@ def uncertainty_tables(part: Part, nominal: float) -> list[Table]:
     ]
 
 
-OWN = ("valid", "held-out")
-"""Parts that thresholds of the training domain are set on."""
-LEAST, GREATEST = 1e-4, 1.0
-"""Scores of the training domain that the figure shows; beyond, curves go straight on."""
-
-
 def domain_chapter(facts: Facts) -> Section | None:
     """Return the chapter on graphs that are unlike those of training."""
     if not facts.evaluation.domain:
@@ -199,45 +193,7 @@ def domain_chapter(facts: Facts) -> Section | None:
         "domain",
         "Training domain",
         "Every prediction comes with a score of how unlike the training part its graph is, and with the detector that says so.",
-        [domain_scores(facts)],
-        [flags_table(facts)],
-    )
-
-
-def domain_scores(facts: Facts) -> Figure | None:
-    """Return shares of graphs below scores of the domain, if any."""
-    allowed = facts.evaluation.domain["false_alarms"]
-    if not facts.p_values:
-        return None
-
-    def draw(axes: Axes) -> None:
-        for position, (part, values) in enumerate(facts.p_values.items()):
-            finite = np.sort(np.clip(values[np.isfinite(values)], LEAST, GREATEST))
-            if not len(finite):
-                continue
-            below = np.arange(1, len(finite) + 1) / len(finite)
-            look: dict[str, Any] = {"color": canvas.ACCENT, "alpha": 1 / max(1, position)}
-            look = {"color": canvas.MUTED} if part in OWN else look
-            axes.step([LEAST, *finite, GREATEST], [0.0, *below, 1.0], where="post", **look)
-            height = max(0.1, 0.75 - 0.2 * position)  # curves of parts like training lie close together, names must not
-            place = float(np.quantile(finite, height))
-            axes.annotate(part, (place, height), color=look["color"], xytext=(4, 2), textcoords="offset points")
-        canvas.dashed(axes, "x", [allowed], canvas.INK)
-        axes.axhline(allowed, color=canvas.MUTED, linewidth=1)
-        canvas.log_scale(axes, "x", LEAST, GREATEST)
-        axes.set_ylim(0, 1.02)
-        canvas.linear_scale(axes, "y")
-        canvas.label(axes, "domain score", "share of graphs below")
-
-    return canvas.figure(
-        "domain",
-        "Scores of the training domain",
-        "a curve per part, the share of its graphs whose score is below the number. The score is the probability that a graph like "
-        f"those of training is as unlike them; graphs are flagged up to {allowed * 100:.1f}\u00a0% (dashed). It compares with graphs that "
-        "trained no member, or not those that were asked (grey), and with those that calibrate. Other parts (coloured) chose nothing; one that "
-        "lies far to the left is foreign.",
-        draw,
-        height=310,
+        tables=[flags_table(facts)],
     )
 
 
