@@ -47,7 +47,7 @@ class SearchSettings(Settings):
         ),
     }
 
-    removed: ClassVar = {"together": ...}
+    removed: ClassVar = {"together": ..., "layout_trials": 0}
 
     trials: int = Field(default=24, ge=1)
     """Configurations to try, those that fail included."""
