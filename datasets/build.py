@@ -152,8 +152,8 @@ def _scale_fields(graph: GraphBatch, fields: list[FieldSettings]) -> GraphBatch:
     """Return the graphs in the units of the store, virials as stress."""
     changed = {}
     for field in fields:
-        if field.name in graph.fields and (field.scale != 1.0 or field.convert):
-            values = graph[field.name].double() * field.scale
+        if field.name in graph.fields and (field.scale != 1.0 or field.convert or field.missing_value is not None):
+            values = torch.from_numpy(field.without_fill(graph[field.name].double().numpy())) * field.scale
             if field.convert == "virial":
                 volume = volumes(graph)
                 if not bool(volume[graph.present(field.name)].all()):
@@ -166,7 +166,9 @@ def _scale_fields(graph: GraphBatch, fields: list[FieldSettings]) -> GraphBatch:
             if present is not None:  # zeros of absent labels have no sign
                 values = torch.where(present.view(-1, *[1] * (values.ndim - 1)), values, 0.0)
             changed[field.name] = values.to(graph[field.name].dtype)
-    return graph.with_fields(changed) if changed else graph
+    own = {field.name: field for field in fields}
+    masks = {name: graph.present(name) for name in changed if own[name].missing}
+    return graph.with_fields(changed, masks=masks) if changed else graph
 
 
 def fields_of(settings: BuildSettings, first: GraphBatch) -> list[Field]:

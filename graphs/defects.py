@@ -17,6 +17,22 @@ PLACE = 1e-8
 """Nodes nearer than this part of the extent of their graph lie at one place."""
 BOND = 1.25
 """Atoms nearer than so many times the sum of their covalent radii are bonded."""
+DIGITS = (
+    9.99,
+    9.999,
+    9.9999,
+    9.99999,
+    9.96920997,
+    3.2767,
+    3.2768,
+    6.5535,
+    2.14748365,
+    3.40282347,
+    1.79769313,
+    1.0,
+    10.0,
+)
+"""Digits of numbers that stand for missing values: -999, those of netCDF, the last of 16, 32 and 64 bits, and 1e20."""
 _MIX = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0xD6E8FEB86659FD93], dtype=np.uint64)
 """Odd numbers that make one of several whole numbers, so that equal rows are found by one sort."""
 
@@ -28,6 +44,8 @@ ADVICE = {
     "parallel edges": "edges with the same ends and image are summed twice; list each once",
     "stress without a volume": "no stress is defined without a periodic axis or with a cell vector of length zero; give the cell, or "
     "take the label away",
+    "fill values": "these are far from all other values, and often stand for missing ones; if so, say missing_value for the field in the "
+    "build file, and optional = true if it is a target",
     "coincident nodes": "nodes at one place are perhaps one node, as in a mesh whose cells have points of their own; merge them",
 }
 """Defects by name, and what to do about each."""
@@ -61,7 +79,7 @@ def graph_defects(batch: GraphBatch) -> dict[str, Defect]:
 
     Found are graphs of several nodes without edges, with nodes that no edge touches, with components that no path joins (of
     atoms only where species and distances suggest a bond between them), with two edges of the same ends, image and kinds,
-    with nodes at one place, and with a stress but no volume.
+    with nodes at one place, with a stress but no volume, and with values that stand for missing ones.
 
     >>> from hydragnn.graphs.validate import graph_from_arrays
     >>> graph_defects(graph_from_arrays([[0.0, 0.0], [0.0, 1.0], [0.0, 1.0]], [0], [1]))["coincident nodes"].detail
@@ -116,10 +134,45 @@ def _found(batch: GraphBatch) -> Iterator[Found]:
         if field.on == "graph" and field.shape == (3, 3) and "stress" in name.lower():
             graphs = np.flatnonzero(flat & batch.present(name).numpy())
             yield "stress without a volume", graphs, partial("{}".format, name)
+    fills = fill_values(batch)
+    yield "fill values", np.array(sorted(fills), dtype=np.int64), lambda graph: ", ".join(fills[graph])
     if batch.dim:
         same = _repeated(_place_codes(batch, offsets), owner, len(nodes))
         places = nodes - same
         yield "coincident nodes", np.flatnonzero(same), lambda graph: f"{nodes[graph]} nodes at {places[graph]} places"
+
+
+def fill_values(batch: GraphBatch) -> dict[int, list[str]]:
+    """Return values that probably stand for missing ones, by graph.
+
+    They have such digits, and the others lie farther from them than from each other.
+    """
+    found: dict[int, list[str]] = {}
+    for name, field in batch.fields.items():
+        values = batch[name].numpy().reshape(-1, field.width)
+        if (
+            field.classes
+            or not len(values)
+            or not _has_digits(np.stack([np.fmin.reduce(values), np.fmax.reduce(values)])).any()
+        ):
+            continue
+        others = np.where(marks := _has_digits(values), np.nan, values.astype(np.float64))
+        low, high = np.fmin.reduce(others), np.fmax.reduce(others)
+        marks &= (np.abs(values) < 1e15) | (np.abs(values) > 1e9 * np.maximum(-low, high))  # no powers of ten
+        rows, columns = np.nonzero(marks & ((values < 2 * low - high) | (values > 2 * high - low)))
+        owner, example = batch.owner(field.on).numpy()[rows], values[rows, columns]
+        graphs, first, counts = np.unique(owner, return_index=True, return_counts=True)
+        for graph, value, count in zip(graphs.tolist(), example[first].tolist(), counts.tolist()):
+            found.setdefault(graph, []).append(f"{count} of {name} are {value:.6g}")
+    return found
+
+
+def _has_digits(values: NDArray[np.generic]) -> NDArray[np.bool_]:
+    """Return True where numbers are large and have the digits of fill values."""
+    size = np.abs(values.astype(np.float64))
+    digits = size / 10.0 ** np.floor(np.log10(np.maximum(size, 1.0)))
+    known = [np.isclose(digits, one, rtol=2e-7, atol=0) & (size > (1e15 if one in (1, 10) else 99)) for one in DIGITS]
+    return np.any(known, axis=0) & ((values < 0) | (size > 900))
 
 
 def _component_labels(batch: GraphBatch) -> NDArray[np.int32]:

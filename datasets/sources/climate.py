@@ -136,7 +136,7 @@ class ClimateBuild(ObjectsBuild):
         parts = [own[STATIC] if STATIC in own else own[time] for own in frames]
         if field.step and all(STATIC in own for own in frames):
             raise InputError(f"{where}: {field.name} does not change in time; leave step out")
-        cells = [one.cells(frame) for one, frame in parts]
+        cells = [field.without_fill(one.cells(frame)) for one, frame in parts]
         if len(cells) == 2 and field.shape == [3]:
             names = [str(one.data.attrs.get("standard_name", "")) for one, _ in parts]
             if "northward" in names[0] or "eastward" in names[1]:

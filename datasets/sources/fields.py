@@ -2,6 +2,8 @@
 
 from typing import Any, ClassVar, Literal
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field as Setting
 from pydantic import field_validator, model_validator
 
@@ -13,6 +15,8 @@ from hydragnn.graphs.levels import with_contracted_levels
 
 class FieldSettings(Settings):
     """One field of the store and where its values come from."""
+
+    seldom: ClassVar = frozenset({"missing_value"})
 
     name: str
     """Name in the store."""
@@ -57,6 +61,9 @@ class FieldSettings(Settings):
     """True where graphs may lack the field, or labels of a target are missing: NaN, of classes -1, and empty cells of tables; else a missing
     value is an error."""
 
+    missing_value: float | None = Setting(default=None, exclude_if=lambda value: value is None)
+    """Number in the source that stands for missing values, such as -999: they are then as missing as NaN."""
+
     @model_validator(mode="before")
     @classmethod
     def _number_of_a_graph(cls, value: Any) -> Any:
@@ -73,6 +80,8 @@ class FieldSettings(Settings):
             raise ValueError(f"field {self.name}: column = {self.column} is negative; count columns from 0")
         if self.scale == 0:
             raise ValueError(f"field {self.name}: scale = 0 makes every value 0; leave it out, or give a factor")
+        if self.missing_value is not None and field.dtype == "int64":
+            raise ValueError(f"field {self.name}: missing_value is for real numbers; leave it out of classes and int64")
         if self.convert and (field.on != "graph" or field.shape != (3, 3)):
             raise ValueError(
                 f'field {self.name}: a virial is a 3 x 3 tensor of a graph; say on = "graph", shape = [3, 3]'
@@ -97,6 +106,12 @@ class FieldSettings(Settings):
             classes=self.classes,
             dtype=self.dtype,
         )
+
+    def without_fill(self, values: NDArray[Any]) -> NDArray[Any]:
+        """Return values with NaN for ``missing_value``."""
+        if self.missing_value is None:
+            return values
+        return np.where(np.isclose(values, self.missing_value, rtol=1e-6, atol=0), np.nan, values)
 
     @property
     def missing(self) -> bool:

@@ -1,13 +1,9 @@
 """Meshes with fields in any format that meshio reads, also in time."""
 
-import lzma
 import re
-import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, redirect_stdout
 from functools import lru_cache, partial
-from io import StringIO
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 from xml.etree import ElementTree
@@ -15,10 +11,11 @@ from xml.etree import ElementTree
 import numpy as np
 
 from hydragnn.base.errors import InputError
-from hydragnn.base.limits import Unpacker, check_readable
+from hydragnn.base.limits import check_readable
 from hydragnn.base.places import distinct_names
 from hydragnn.datasets.sources.base import LEAD, RUN, TIME, BuildSettings, Make
 from hydragnn.datasets.sources.fields import FieldSettings
+from hydragnn.datasets.sources.meshio_files import reading
 from hydragnn.datasets.sources.table_files import stack_rows
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.pymatgen_json import read_json
@@ -152,7 +149,7 @@ def _frame(path: Path, frame: int) -> Any:
     import meshio
 
     reader, points, cells = _series(path, path.stat().st_mtime_ns)
-    with _reading(path):
+    with reading(path):
         grid = reader.collection[frame]
         if {"Geometry", "Topology"} & {part.tag for part in grid}:  # of a mesh that moves or is refined
             reader.mesh_grid = grid
@@ -170,14 +167,14 @@ def _frames(path: Path) -> list[tuple[float, Callable[[], Any]]] | None:
     if path.suffix not in XDMF or "Temporal" not in path.read_text(errors="replace"):
         return None
     grids = _series(path, path.stat().st_mtime_ns)[0].collection
-    with _reading(path):
+    with reading(path):
         times = [[float(part.get("Value")) for part in grid if part.tag == "Time"] or [np.nan] for grid in grids]
     return [(time, partial(_frame, path, frame)) for frame, (time, *_) in enumerate(times)]
 
 
 def _listed(path: Path) -> list[tuple[float, Path]]:
     """Return times and files of a list of ParaView."""
-    with _reading(path):
+    with reading(path):
         if path.suffix == ".series":
             rows = [(one["time"], one["name"]) for one in read_json(path)["files"]]
         elif b"<!ENTITY" in path.read_bytes().replace(b"\0", b""):
@@ -213,41 +210,23 @@ def _series(path: Path, _changed: int) -> tuple[Any, Any, Any]:
     """Return reader, points and cells of a time series."""
     from meshio.xdmf import TimeSeriesReader
 
-    with _reading(path):
+    with reading(path):
         _check_parts(path)
         reader = TimeSeriesReader(path)
         points, cells = reader.read_points_cells()
     return reader, points, cells
 
 
-@contextmanager
-def _reading(path: Path) -> Iterator[None]:
-    try:
-        with redirect_stdout(StringIO()):  # some of meshio's readers print
-            yield
-    except InputError:
-        raise
-    except (SystemExit, Exception) as error:  # meshio exits on unknown formats, and its readers raise what they raise
-        reason = f"{type(error).__name__}: {error}" if isinstance(error, Exception) else "in no format of its suffix"
-        raise InputError(f"{path} cannot be read by meshio ({reason}); check it") from error
-
-
 def read_mesh(path: Path) -> Any:
     """The mesh in a file; InputError where meshio cannot read it."""
     import meshio
-    from meshio.vtu import _vtu
 
     parts = re.findall(SEVERAL[path.suffix], path.read_bytes().upper()) if path.suffix in SEVERAL else []
     if len(parts) > len({*parts}):
         raise InputError(
             f"{path} has several frames, zones or pieces, of which meshio reads one; write each as a file of its own"
         )
-    size = path.stat().st_size
-    _vtu.zlib, _vtu.lzma = Unpacker(zlib.decompressobj, size), Unpacker(lzma.LZMADecompressor, size)
-    try:
-        with _reading(path):
-            if path.suffix in XDMF:
-                _check_parts(path)
-            return meshio.read(path)
-    finally:
-        _vtu.zlib, _vtu.lzma = zlib, lzma
+    with reading(path):
+        if path.suffix in XDMF:
+            _check_parts(path)
+        return meshio.read(path)

@@ -16,7 +16,7 @@ from hydragnn.datasets.sources.base import BuildSettings, OwnBuild
 GROUP = "hydragnn.sources"
 """Entry-point group in which packages announce sources; the name of an entry is its kind."""
 
-_NOT_SOURCES = ("atoms_text", "base", "climate_files", "fields", "labels", "registry", "table_files")
+_NOT_SOURCES = ("atoms_text", "base", "climate_files", "fields", "labels", "meshio_files", "registry", "table_files")
 FORMER = {"grains": "tables"}
 """Kinds under an earlier name."""
 

@@ -142,6 +142,8 @@ class SensorsBuild(TablesBuild):
                     )
                 if column.dtype.kind not in "iuf" or np.isinf(column).any():
                     raise InputError(f"{path}, column {name}: it holds texts or infinities; write finite numbers")
+                for field in self.fields:
+                    column = field.without_fill(column) if (field.on, field.keys[0]) == key else column
                 indices = [place[one] for one in names] if long else [place.get(name, 0)] * len(column)
                 rows.setdefault(key, []).append((seconds, np.array(indices, np.int64), column.astype(np.float64)))
         columns = {key: [np.concatenate(part) for part in zip(*some)] for key, some in rows.items()}

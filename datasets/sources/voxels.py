@@ -14,11 +14,12 @@ from numpy.typing import NDArray
 from hydragnn.base.errors import InputError
 from hydragnn.base.limits import check_claim
 from hydragnn.datasets.sources.base import BuildSettings, Make
+from hydragnn.datasets.sources.meshio_files import read_vti
 from hydragnn.datasets.sources.table_files import Table, read_table, stack_rows, table_column
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Location
 
-SUFFIXES = (".npy", ".tif", ".tiff", ".png")
+SUFFIXES = (".npy", ".tif", ".tiff", ".png", ".vti")
 
 DESCRIPTION, ACROSS, DOWN, UNIT = 270, 282, 283, 296
 """Tags of a TIFF: the text in which ImageJ and OME describe pages and lengths, and pixels per unit of length."""
@@ -29,7 +30,7 @@ NUMBER = r"\d*\.?\d+(?:[eE][+-]?\d+)?"
 
 
 class VoxelsBuild(BuildSettings):
-    """Images of grains, ``.npy``, ``.tif`` or ``.png``: nodes are grains, edges shared faces.
+    """Images of grains, ``.npy``, ``.tif``, ``.png`` or ``.vti``: nodes are grains, edges shared faces.
 
     Every grain has its ``volume`` and its centroid as position, every edge the shared ``area``.
     """
@@ -40,7 +41,7 @@ class VoxelsBuild(BuildSettings):
     kind: Literal["voxels"] = "voxels"
 
     spacing: float | list[float] | None = None
-    """Edge length of a voxel, or one per axis of the array (of a TIFF: pages, rows, columns); absent: as a TIFF states it, else 1."""
+    """Edge length of a voxel, or one per axis of the array (of a TIFF: pages, rows, columns; of a .vti: x, y, z); absent: as these state it, else 1."""
 
     periodic: bool | list[bool] = False
     """True where the image repeats, or the axes that do: grains then go on at the other side."""
@@ -65,7 +66,7 @@ class VoxelsBuild(BuildSettings):
     def _graph(self, path: Path, name: str, table: Table) -> GraphBatch:
         from hydragnn.graphs.mesoscale import from_labels
 
-        image = read_image(path)
+        image, stated = read_image(path)
         if wrong := [field.name for field in self.fields if field.on != "node" or not table]:
             raise InputError(
                 f"{name}: no value for the field {wrong[0]}; name a table: grains for nodes, labels for graphs"
@@ -76,7 +77,7 @@ class VoxelsBuild(BuildSettings):
         }
         graph = from_labels(
             image,
-            voxel_sizes(path, image.ndim) if self.spacing is None else self.spacing,
+            stated if self.spacing is None else self.spacing,
             self.periodic,
             background=self.background,
             fields=[field.field for field in self.fields],
@@ -100,10 +101,12 @@ def _rows(table: Table, voxels: NDArray[Any], name: str, source: str) -> NDArray
     return order
 
 
-def read_image(path: Path) -> NDArray[Any]:
-    """Return the voxels of an image file; InputError without labels."""
+def read_image(path: Path) -> tuple[NDArray[Any], list[float] | float]:
+    """Return voxels of a file and their lengths; InputError without labels."""
     if path.suffix not in SUFFIXES:  # others, such as JPEG, change numbers to save space
         raise InputError(f"{path} is no image of grains; give {', '.join(SUFFIXES)}")
+    if path.suffix == ".vti":
+        return read_vti(path)
     try:
         image = np.load(path, allow_pickle=False) if path.suffix == ".npy" else _pages(path)
     except InputError:
@@ -114,7 +117,7 @@ def read_image(path: Path) -> NDArray[Any]:
         ) from error
     if image is None or image.dtype == np.bool_:
         raise InputError(f"{path} holds colours or a mask; give labels: one whole number per voxel, that of its grain")
-    return np.asarray(image)
+    return np.asarray(image), voxel_sizes(path, np.ndim(image))
 
 
 def _pages(path: Path) -> NDArray[Any] | None:

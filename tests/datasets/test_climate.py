@@ -70,6 +70,15 @@ FORMS = [("a.nc", one) for one in NETCDF]
 FORMS += [("a.zarr", {"zarr_format": v, "consolidated": one}) for v in (2, 3) for one in (True, False)]
 
 
+def test_a_missing_value_that_no_attribute_names_lacks(tmp_path: Path) -> None:
+    one = data()
+    one["t"].values[2, 3, 4] = -999
+    later = {**LATER, "missing_value": -999, "optional": True}
+    _, graph = graphs(write(one, tmp_path / "a.nc"), fields=[TEMPERATURE, later], refinement=1)
+    known = graph["next"][~graph["next"].isnan()]
+    assert 0 < len(graph["next"]) - len(known) < 8 and float(known.min()) > 1198
+
+
 @pytest.mark.parametrize(("name", "more"), FORMS)
 def test_frames_are_pairs_of_states(name: str, more: dict[str, Any], tmp_path: Path) -> None:
     one = data()

@@ -1,10 +1,12 @@
 """Tables, networks, JSON of pymatgen, time series, voxels and grids, each against a graph made by hand."""
 
+import base64
 import gzip
 import json
 import math
 import re
 import tomllib
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ import meshio
 import networkx
 import numpy as np
 import pytest
+import torch
 from ase.build import bulk
 from meshio.xdmf import TimeSeriesWriter
 from PIL import Image
@@ -212,6 +215,66 @@ def test_labels_of_grains_may_be_missing(tmp_path: Path) -> None:
     assert graph.labelled("angle").tolist() == [True, True, False] and graph["angle"][:2].tolist() == [3, 1]
     pores = built(tmp_path, kind="voxels", files=["i.npy"], background=9)
     assert pores["volume"].tolist() == [1, 3] and pairs(pores) == {(0, 1), (1, 0)}
+
+
+VOLUME = np.arange(24, dtype=np.int32).reshape(2, 3, 4) // 5
+SHARP, EXTENT = np.full((24, 3), 0.5), "0 2 0 3 0 4"
+ENTITY = b'<!DOCTYPE x [<!ENTITY a "aaaa">]>'
+
+
+def vti(path: Path, form: str, head: bytes = b"", extent: str = EXTENT, more: str = "", size: int = 96) -> None:
+    """Write VTK's image data with the axes x, y, z and a field of vectors, as ParaView and DAMASK do."""
+    content = [np.array([size], np.uint32).tobytes() + VOLUME.T.tobytes(), SHARP.astype(np.float32).tobytes()]
+    content[1] = np.array([len(content[1])], np.uint32).tobytes() + content[1]
+    appended, raw, places = b"", form.endswith("raw"), []
+    for array, values in zip(content, (VOLUME.T, SHARP)):
+        encoded = array if raw else base64.b64encode(array)
+        if form == "zlib":
+            packed = zlib.compress(array[4:])
+            sizes = np.array([1, size, 0, len(packed)], np.uint32).tobytes()
+            encoded = base64.b64encode(sizes) + base64.b64encode(packed)
+        place = f'format="appended" offset="{len(appended)}"/>'
+        inline = " ".join(map(str, values.ravel())) if form == "ascii" else encoded.decode("latin-1")
+        shown = f'format="{form if form == "ascii" else "binary"}">{inline}</DataArray>'
+        places.append(place if "appended" in form else shown)
+        appended += encoded
+    end = b'<AppendedData encoding="%s">_%s\n</AppendedData>' % (b"raw" if raw else b"base64", appended)
+    packer = ' compressor="vtkZLibDataCompressor"' if form == "zlib" else ""
+    path.write_bytes(
+        head
+        + f'''<VTKFile type="ImageData" version="0.1" byte_order="LittleEndian"{packer}><ImageData WholeExtent="{EXTENT}"
+        Origin="1 1 1" Spacing="0.5 1 2"{more}><Piece Extent="{extent}"><CellData><DataArray type="Int32" Name="material"
+        {places[0]}<DataArray type="Float32" Name="v" NumberOfComponents="3" {places[1]}</CellData></Piece></ImageData>'''.encode()
+        + (end if "appended" in form else b"")
+        + b"</VTKFile>"
+    )
+
+
+@pytest.mark.parametrize("form", ["ascii", "binary", "zlib", "appended", "appended raw"])
+def test_image_data_of_vtk_have_their_lengths(form: str, tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", VOLUME)
+    vti(tmp_path / "a.vti", form)
+    own = built(tmp_path, kind="voxels", files=["a.vti"])
+    same = built(tmp_path, kind="voxels", files=["a.npy"], spacing=[0.5, 1, 2])
+    assert torch.equal(own.positions, same.positions) and torch.equal(own["area"], same["area"])
+    assert built(tmp_path, kind="voxels", files=["a.vti"], spacing=2.0)["volume"].sum() == 24 * 8
+
+
+BROKEN_VTI: dict[str, tuple[dict[str, Any], str]] = {
+    "entities": ({"head": ENTITY}, "it declares entities"),
+    "pieces": ({"extent": "0 2 0 3 0 2"}, "has several pieces, or turned axes"),
+    "turned": ({"more": ' Direction="0 1 0 1 0 0 0 0 1"'}, "has several pieces, or turned axes"),
+    "short": ({"size": 48}, "cannot be read by meshio (ValueError: cannot reshape"),
+    "no file": ({"form": "base64 of nothing"}, "cannot be read"),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN_VTI.values(), ids=BROKEN_VTI)
+def test_damaged_image_data_are_sentences(case: tuple[dict[str, Any], str], tmp_path: Path) -> None:
+    vti(tmp_path / "a.vti", **{"form": "binary", **case[0]})
+    if "nothing" in case[0].get("form", ""):
+        (tmp_path / "a.vti").write_bytes(b"\0" * 64)
+    refused(tmp_path, case[1], kind="voxels", files=["a.vti"])
 
 
 WITH_ANGLE = {"fields": [ANGLE], "grains": "g.csv"}

@@ -70,6 +70,17 @@ def test_a_window_with_gaps_has_the_arrays_made_by_hand(readings: str, tmp_path:
     assert graphs.fields["t_last"].unit == "K" and graphs.fields["t_observed"].unit == ""
 
 
+@pytest.mark.parametrize("readings", [LONG, WIDE])
+def test_a_number_that_is_missing_is_a_gap(readings: str, tmp_path: Path) -> None:
+    write(tmp_path, t=readings)
+    gaps = built(tmp_path, "gaps.h5", **TABLE)
+    write(tmp_path, t=readings.replace(",\n", ",-999\n").replace(",,", ",-999,").replace("nan", "-999"))
+    fields = [LEVEL, LENGTH, T | {"missing_value": -999}, NEXT, OUT]
+    marked = built(tmp_path, "marked.h5", **TABLE | {"fields": fields})
+    for name in gaps.fields:
+        torch.testing.assert_close(marked[name], gaps[name], rtol=0, atol=0, equal_nan=True)
+
+
 def test_a_named_step_makes_means_and_no_target_leaves_the_newest_window(tmp_path: Path) -> None:
     write(tmp_path, t="time,a\n1.5,1\n9,3\n10,5\n21,7\n30,9\n")
     table = TABLE | {"files": ["t.csv"], "time_unit": "min", "step": 600, "known": [], "window": 2, "fields": [T]}

@@ -1,7 +1,9 @@
 """Stores count the graphs that are not what their author thinks, and call one of each kind by its name."""
 
 import json
+import shutil
 from pathlib import Path
+from typing import Any
 
 import ase.io
 import meshio
@@ -16,6 +18,7 @@ import hydragnn
 from hydragnn.base.errors import InputError
 from hydragnn.datasets import StoreWriter, examine_store, finish_store, open_store, store_info
 from hydragnn.graphs import Field, GraphBatch, graph_from_arrays
+from hydragnn.graphs.defects import fill_values
 from hydragnn.graphs.pyg import torch_geometric
 from tests.datasets.conftest import edit_manifest
 from tests.refusals import refuses
@@ -126,3 +129,52 @@ def test_a_check_counts_stress_without_a_volume_and_names_fields_that_lost_digit
     flat, digits = checked.notes
     assert flat.startswith("stress without a volume in 2 of 6 graphs, for example graph 4 (stress)")
     assert digits.startswith("energy: float32 numbers as large as 1.44e+05 stand 0.016 apart")
+
+
+ROWS = [f"{20 + number % 7},{number % 3}" for number in range(30)]
+FILLED: dict[str, Any] = {"kind": "tables", "files": ["nodes.csv"], "edges": "edges.csv", "undirected": True}
+FIELDS = ({"name": "t", "on": "node"}, {"name": "y", "on": "node", "role": "target"})
+
+
+def filled(folder: Path, mark: str, **changes: Any) -> tuple[str, ...]:
+    """Return the notes on a store of a table with three marks among the targets."""
+    rows = ["t,y", *(f"{row.partition(',')[0]},{mark}" if n in (4, 5, 9) else row for n, row in enumerate(ROWS))]
+    (folder / "nodes.csv").write_text("\n".join(rows) + "\n")
+    (folder / "edges.csv").write_text("sender,receiver\n" + "".join(f"{n},{(n + 1) % 30}\n" for n in range(30)))
+    table = {**FILLED, "fields": [FIELDS[0], {**FIELDS[1], **changes}]}
+    return hydragnn.build_store(table, folder / "n.h5", quiet=True).notes
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.01])
+@pytest.mark.parametrize(
+    "mark", ["-999", "-9999.0", "9999", "-999.9", "1e20", "9.96921e36", "-32768", "-3.4028235e+38"]
+)
+def test_numbers_that_stand_for_missing_values_are_named(
+    mark: str, scale: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if (mark, scale) not in (("-999", 0.01), ("9999", 0.01)):  # which are usual numbers
+        (note,) = filled(tmp_path, mark, scale=scale)
+        assert note.startswith(
+            f"fill values in 1 of 1 graphs, for example graph '0' (3 of y are {float(mark) * scale:.6g})"
+        )
+        assert note.endswith("say missing_value for the field in the build file, and optional = true if it is a target")
+        assert examine_store(tmp_path / "n.h5").notes == [note]
+        shutil.rmtree(tmp_path / "n.h5")
+    with pytest.raises(InputError, match=r"field y: nan in row 4 \(3 in all\).*optional = true"):
+        filled(tmp_path, mark, scale=scale, missing_value=float(mark))
+    assert filled(tmp_path, mark, scale=scale, missing_value=float(mark), optional=True) == ()
+    labels = open_store(tmp_path / "n.h5")[:]["y"].flatten()
+    assert labels.isnan().nonzero().flatten().tolist() == [4, 5, 9] and float(labels.nansum()) == pytest.approx(
+        27 * scale
+    )
+
+
+USUAL = [[900.0, 1000, 1013.25, 999], [99.9, 0.999, 20, 9.99], [1e14, 3e15, 1e18, 1e20], [0, 0, 1e5], [-100, 0, 100]]
+USUAL += [[-9999.0, -9998, -9997], [-999.0, -1500, 2000], [999.0, 999], [1e20, 1e20]]
+
+
+@pytest.mark.parametrize("values", USUAL)
+def test_usual_numbers_stand_for_themselves(values: list[float]) -> None:
+    field = Field(name="x", on="node", dtype="float64")
+    assert not fill_values(graph_from_arrays(None, [0], [1], fields=[field], nodes={"x": np.array(values)}))

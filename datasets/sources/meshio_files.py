@@ -1,0 +1,69 @@
+"""Files that meshio reads, and image data of VTK."""
+
+import lzma
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
+from io import StringIO
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hydragnn.base.errors import InputError
+from hydragnn.base.limits import Unpacker
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Turn errors of meshio into InputError; what it unpacks has a limit."""
+    from meshio.vtu import _vtu
+
+    size = path.stat().st_size
+    _vtu.zlib, _vtu.lzma = Unpacker(zlib.decompressobj, size), Unpacker(lzma.LZMADecompressor, size)
+    try:
+        with redirect_stdout(StringIO()):  # some of meshio's readers print
+            yield
+    except InputError:
+        raise
+    except (SystemExit, Exception) as error:  # meshio exits on unknown formats, and its readers raise what they raise
+        reason = f"{type(error).__name__}: {error}" if isinstance(error, Exception) else "in no format of its suffix"
+        raise InputError(f"{path} cannot be read by meshio ({reason}); check it") from error
+    finally:
+        _vtu.zlib, _vtu.lzma = zlib, lzma
+
+
+def read_vti(path: Path) -> tuple[NDArray[Any], list[float]]:
+    """Return labels of VTK's image data with the axes x, y, z, and lengths of voxels."""
+    from meshio.vtu import _vtu
+
+    with reading(path):
+        if b"<!ENTITY" in (content := path.read_bytes()):
+            raise ValueError("it declares entities")
+        try:
+            root = ElementTree.fromstring(content)
+        except ElementTree.ParseError:
+            root = _vtu._parse_raw_binary(path)
+        (image,) = root.findall("ImageData")
+        (piece,) = image.findall("Piece")
+        ends = np.array(image.attrib["WholeExtent"].split(), dtype=np.int64).reshape(3, 2)
+        turned = np.array(image.get("Direction", "1 0 0 0 1 0 0 0 1").split(), dtype=np.float64) != np.eye(3).ravel()
+        if piece.attrib["Extent"].split() != image.attrib["WholeExtent"].split() or turned.any():
+            raise InputError(f"{path} has several pieces, or turned axes; write one piece along x, y and z")
+        numbers = [one for one in piece.findall("CellData/DataArray") if "Int" in one.attrib["type"]]
+        numbers = [one for one in numbers if one.get("NumberOfComponents", "1") == "1"]
+        if len(numbers) != 1:
+            names = ", ".join(str(one.get("Name")) for one in piece.findall("*/DataArray"))
+            raise InputError(
+                f"{path} has {len(numbers)} arrays of whole numbers on cells, out of {names}; keep that of grains"
+            )
+        reader = object.__new__(_vtu.VtuReader)
+        reader.compression, reader.byte_order = root.get("compressor"), root.get("byte_order")
+        reader.header_type = root.get("header_type", "UInt32")
+        reader.appended_data = root.findtext("AppendedData", "").strip()[1:]
+        counts = np.maximum(np.diff(ends).ravel(), 1)
+        labels = reader.read_data(numbers[0]).reshape(counts[::-1]).T
+        lengths = np.array(image.attrib["Spacing"].split(), dtype=np.float64)[counts > 1].tolist()
+    return labels.squeeze(), lengths
