@@ -412,8 +412,6 @@ def radial_basis(
 GROUP = "hydragnn.architectures"
 """Entry-point group in which packages announce architectures; the name of an entry is its kind."""
 
-_NOT_ARCHITECTURES = ("base", "moving")
-
 
 @cache
 def architectures() -> Mapping[str, type[Architecture]]:
@@ -424,7 +422,7 @@ def architectures() -> Mapping[str, type[Architecture]]:
 
 def _names() -> list[str]:
     room = sys.modules[__package__].__path__
-    return sorted(info.name for info in pkgutil.iter_modules(room) if info.name not in _NOT_ARCHITECTURES)
+    return sorted(info.name for info in pkgutil.iter_modules(room) if info.name != "base")
 
 
 def _defined_in(name: str) -> type[Architecture]:

@@ -6,23 +6,22 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from hydragnn.architectures.base import GraphSpec, Searched, one_of, radial_basis
-from hydragnn.architectures.moving import MOVED, Movement, MovingArchitecture, MovingSettings, where_moved
+from hydragnn.architectures.base import Architecture, GeometricSettings, GraphSpec, Searched, one_of, radial_basis
 from hydragnn.kernels import Topology, activated_sum, gather_add, outer_sum, segment_sum, silu
 from hydragnn.layers import MessageGraph, States, mlp
 
 
-class EGNNSettings(MovingSettings):
+class EGNNSettings(GeometricSettings):
     """Messages from states and lengths, E(n)-equivariant (Satorras et al. 2021, arXiv:2102.09844)."""
 
     kind: str = "egnn"
 
-    searched: ClassVar[Searched] = {**MovingSettings.searched, "attention": one_of(False, True)}
+    searched: ClassVar[Searched] = {**GeometricSettings.searched, "attention": one_of(False, True)}
 
     attention: bool = False
     """Weigh each message by a learned gate."""
 
-    removed: ClassVar = {**MovingSettings.removed, "residual": True}
+    removed: ClassVar = {"moving_coordinates": False, "movement": "sum", "residual": True}
 
 
 class EGNNLayer(nn.Module):
@@ -32,14 +31,13 @@ class EGNNLayer(nn.Module):
 
     Equation 6 has no h_i before f_h; the authors' program adds it.
     With ``attention``, m_ij is weighed by e_ij = sigmoid(linear(m_ij)) (eq. 8). Where a head wants vectors, equation 4
-    feeds these: v_i <- v_i + sum_j f_x(m_ij) r_ij / |r_ij|. With ``moves`` nodes move by it, too: x_i <- x_i + sum_j f_x(m_ij) r_ij.
+    feeds these: v_i <- v_i + sum_j f_x(m_ij) r_ij / |r_ij|. Nodes rest, as in the paper's models of QM9.
     The first linear map of [h_i, h_j, edge] is split into two maps of nodes and one of edges, which is the same sum.
-    Deviates from the paper: a radial basis of the length instead of its square, an envelope on the messages (that of the
-    lengths before anything moved), and in equation 4 a sum instead of a mean, so that nothing jumps where a neighbour comes or
+    Deviates from the paper: a radial basis of the length instead of its square, an envelope on the messages, and in equation 4 a sum instead of a mean, so that nothing jumps where a neighbour comes or
     goes; for vectors also unit vectors and channels.
     """
 
-    def __init__(self, settings: EGNNSettings, edge_width: int, *, vectors: bool, moves: bool) -> None:
+    def __init__(self, settings: EGNNSettings, edge_width: int, *, vectors: bool) -> None:
         super().__init__()
         channels = settings.hidden_dim
         self.from_receiver = nn.Linear(channels, channels)
@@ -49,16 +47,15 @@ class EGNNLayer(nn.Module):
         self.gate = nn.Linear(channels, 1) if settings.attention else None
         self.nodes = mlp([2 * channels, channels, channels])
         self.coordinates = mlp([channels, channels, channels], last_bias=False) if vectors else None
-        self.shift = Movement(channels) if moves else None
-        self.reads_messages = any(part is not None for part in (self.gate, self.coordinates, self.shift))
+        self.reads_messages = self.gate is not None or self.coordinates is not None
         self.dropout = nn.Dropout(settings.dropout)
 
     def forward(self, states: States, graph: MessageGraph) -> States:
-        """Return new states, with displacements if nodes move."""
-        scalars, topology, shifted_graph = states[0], graph.topology, where_moved(states, graph)
-        features, envelope = shifted_graph.paired_inputs[0], graph.envelope  # [items, width], [edges, 1]
+        """Return new states."""
+        scalars, topology = states[0], graph.topology
+        features, envelope = graph.paired_inputs[0], graph.envelope  # [items, width], [edges, 1]
         assert features is not None
-        inner = self.inner(scalars, features, shifted_graph.sharing)  # [edges, channels]
+        inner = self.inner(scalars, features, graph.sharing)  # [edges, channels]
         if envelope is not None and not self.reads_messages:
             # eq. 5, without an array of messages; [nodes, channels]
             received = activated_sum(inner, envelope, topology)
@@ -71,13 +68,11 @@ class EGNNLayer(nn.Module):
             )
         increment = self.dropout(self.nodes(torch.cat([scalars, received], dim=-1)))  # eq. 6
         new = {**states, 0: scalars + increment}
-        if self.shift is not None:
-            new[MOVED] = self.shift(states, messages, envelope, shifted_graph)
         if self.coordinates is not None:
             weighed = messages if envelope is None else messages * envelope
             along = self.coordinates(weighed)  # [edges, channels]
             along = along if envelope is None else along * envelope
-            vectors = outer_sum(along, shifted_graph.directions, topology)  # eq. 4; [nodes, dim, channels]
+            vectors = outer_sum(along, graph.directions, topology)  # eq. 4; [nodes, dim, channels]
             new[1] = states[1] + vectors if 1 in states else vectors
         return new
 
@@ -94,8 +89,8 @@ class EGNNLayer(nn.Module):
         return messages if self.gate is None else messages * torch.sigmoid(self.gate(messages))
 
 
-class EGNN(MovingArchitecture):
-    """EGNN with resting or moving nodes."""
+class EGNN(Architecture):
+    """EGNN whose nodes rest."""
 
     kind = "egnn"
     Settings = EGNNSettings
@@ -109,8 +104,6 @@ class EGNN(MovingArchitecture):
         super().__init__(settings, spec)
         self.basis = radial_basis(settings, spec)
         self.carried = [frozenset({0}), *[spec.degrees] * settings.num_layers]
-        width, last = self.basis.width, settings.num_layers - 1
         self.layers = nn.ModuleList(
-            EGNNLayer(settings, width, vectors=1 in spec.degrees, moves=settings.moving_coordinates and number < last)
-            for number in range(settings.num_layers)
+            EGNNLayer(settings, self.basis.width, vectors=1 in spec.degrees) for _ in range(settings.num_layers)
         )

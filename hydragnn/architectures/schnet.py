@@ -1,18 +1,21 @@
 """Continuous-filter convolutions: SchNet (Schuett et al. 2017, arXiv:1706.08566, figure 2)."""
 
+from typing import ClassVar
+
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from hydragnn.architectures.base import GraphSpec, radial_basis
-from hydragnn.architectures.moving import MOVED, Movement, MovingArchitecture, MovingSettings, where_moved
+from hydragnn.architectures.base import Architecture, GeometricSettings, GraphSpec, radial_basis
 from hydragnn.kernels import Topology, ended, gather_multiply_sum
 from hydragnn.layers import LayerSplit, MessageGraph, Plan, RadialFilters, States, mlp
 
 
-class SchNetSettings(MovingSettings):
+class SchNetSettings(GeometricSettings):
     """Continuous-filter convolutions (Schuett et al. 2017, arXiv:1706.08566)."""
 
     kind: str = "schnet"
+
+    removed: ClassVar = {"moving_coordinates": False, "movement": "sum"}
 
 
 class SchNetInteraction(nn.Module):
@@ -42,40 +45,22 @@ class SchNetLayer(RadialFilters):
     x_i <- x_i + v_i (figure 2, left), with filters F(r) = network(radial basis of r) * envelope(r) (figure 2, right).
 
     Deviates from the paper: the envelope ends the filters at the cutoff, the network sees edge features and a constant
-    beside the radial basis, has SiLU once instead of the shifted softplus twice, and the increment has dropout. With
-    ``movement``, which the paper does not have, nodes move by d_i <- d_i + sum_j u(r_ij) f(F(r_ij)) r_ij.
+    beside the radial basis, has SiLU once instead of the shifted softplus twice, and the increment has dropout.
     """
 
-    def __init__(
-        self,
-        filters: nn.Module,
-        interaction: SchNetInteraction,
-        dropout: float,
-        movement: Movement | None,
-        *,
-        at_rest: bool,
-    ) -> None:
+    def __init__(self, filters: nn.Module, interaction: SchNetInteraction, dropout: float) -> None:
         super().__init__()
-        self.at_rest = at_rest
         self.filters = filters
         self.interaction = interaction
         self.dropout = nn.Dropout(dropout)
-        self.movement = movement
 
     def forward(self, states: States, graph: MessageGraph) -> States:
-        """Return new states, with displacements if nodes move."""
-        shifted_graph = where_moved(states, graph)
-        # [items, channels]; both directions of an edge have one filter
-        filters = self.filters_of(graph)[0] if shifted_graph is graph else self.ended_filters(shifted_graph, graph)
-        new = {**states, 0: states[0] + self.dropout(self.interaction(states[0], filters, graph.sharing))}
-        if self.movement is not None:
-            new[MOVED] = self.movement(states, graph.to_edges(filters), graph.envelope, shifted_graph)
-        return new
+        """Return new states."""
+        (filters,) = self.filters_of(graph)  # [items, channels]; both directions of an edge have one filter
+        return {**states, 0: states[0] + self.dropout(self.interaction(states[0], filters, graph.sharing))}
 
     def split_plan(self) -> Plan:
-        """Return channels of filters and sums, where nodes rest."""
-        if not self.at_rest:
-            return {}
+        """Return channels of filters and sums."""
         return {
             "": LayerSplit(takes=((), ("copy",))),
             "filters.0": LayerSplit(weights="shared"),
@@ -85,17 +70,13 @@ class SchNetLayer(RadialFilters):
         }
 
     def computed_filters(self, graph: MessageGraph) -> list[Float[Tensor, "items channels"]]:
-        """The one filter of nodes at rest."""
-        return [self.ended_filters(graph, graph)]
-
-    def ended_filters(self, shifted_graph: MessageGraph, graph: MessageGraph) -> Float[Tensor, "items channels"]:
-        """Return filters of moved lengths, ended by the original envelope."""
-        features, envelope = shifted_graph.paired_inputs[0], graph.paired_inputs[1]  # [items, width], [items, 1]
+        """The one filter, ended by the envelope."""
+        features, envelope = graph.paired_inputs  # [items, width], [items, 1]
         filters: Tensor = self.filters(features)
-        return filters if envelope is None else ended(filters, envelope)
+        return [filters if envelope is None else ended(filters, envelope)]
 
 
-class SchNet(MovingArchitecture):
+class SchNet(Architecture):
     """Interactions with filters of distance, one after the other (figure 2, left).
 
     Deviates from the paper: the read-out belongs to the heads; an energy is the sum of a network on every node there, too.
@@ -114,9 +95,4 @@ class SchNet(MovingArchitecture):
         self.basis = radial_basis(settings, spec)
         filters = [mlp([self.basis.width, channels, channels]) for _ in numbers]
         interactions = [SchNetInteraction(channels) for _ in numbers]
-        moving = settings.num_layers - 1 if settings.moving_coordinates else 0
-        movements = [None if number >= moving else Movement(channels) for number in numbers]
-        self.layers = nn.ModuleList(
-            SchNetLayer(f, i, settings.dropout, m, at_rest=not moving)
-            for f, i, m in zip(filters, interactions, movements)
-        )
+        self.layers = nn.ModuleList(SchNetLayer(f, i, settings.dropout) for f, i in zip(filters, interactions))

@@ -247,6 +247,7 @@ REMOVED: Mapping[str, str] = {
         ),
         "it was a form of the public HydraGNN, whose models hydragnn import brings as they are",
     ),
+    "model.moving_coordinates": "errors were the same with nodes at rest, in less time",
     "heads.total_shift": "all nodes take an equal share in the shift to their total, which is as precise",
 }
 """Keys of earlier versions, each with what to use instead."""

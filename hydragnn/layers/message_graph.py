@@ -13,7 +13,6 @@ from hydragnn.graphs.coarse import Level, Merging
 from hydragnn.kernels import (
     Pairs,
     Topology,
-    gather_add,
     gather_multiply_sum,
     lengths_and_directions,
     pairs_of,
@@ -110,19 +109,6 @@ class MessageGraph:
         if key not in self.cache:
             self.cache[key] = make()
         return self.cache[key]
-
-    def moved(self, displacements: Float[Tensor, "nodes dim"]) -> "MessageGraph":
-        """Return the graph with displaced nodes and the same edges.
-
-        Every image of a node moves with it.
-
-        Messages that should end smoothly need the envelope of the graph as it was: what moved may be longer than the cutoff.
-        """
-        vectors = self.known_vectors("vectors")
-        shifted = replace(self, vectors=gather_add(-displacements, displacements, vectors, self.topology))
-        # an edge and its reverse stay each other's, and graphs have as many nodes
-        shifted.cache.update({key: self.cache[key] for key in ("pairs", "buckets") if key in self.cache})
-        return shifted
 
     def filled(self, states: States) -> States:
         """Return the states with those of other ranks' nodes."""

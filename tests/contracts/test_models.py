@@ -17,7 +17,6 @@ from hydragnn.conformance.cases import AROUND
 from hydragnn.conformance.smoothness import AGREEMENT, CUTOFF, LOAD, energy_model, force_constant_gaps, jumps_on_paths
 from hydragnn.graphs.atomic import from_ase
 
-MOVING = {"moving_coordinates": True}
 OF_DEGREE_TWO = {"hidden_l": 2, "max_ell": 2, "num_layers": 3, "correlation": 2}
 SUITES: list[tuple[str, dict[str, Any]]] = [
     *((kind, {}) for kind in architectures()),
@@ -25,12 +24,10 @@ SUITES: list[tuple[str, dict[str, Any]]] = [
     *((kind, {**AROUND["linear"], **AROUND["pooled"]}) for kind in ("painn", "gin")),
     *((kind, AROUND["equivariant"]) for kind in ("painn", "tensornet")),
     ("mace", {**OF_DEGREE_TWO, **AROUND["equivariant"]}),
-    ("egnn", {**MOVING, **AROUND["checkpointing"], **AROUND["equivariant"]}),
+    ("egnn", {**AROUND["checkpointing"], **AROUND["equivariant"]}),
     *((kind, AROUND["clusters"]) for kind in ("gin", "relational", "mace")),
     ("pna", {**AROUND["clusters"], **AROUND["linear"], **AROUND["film"]}),
     ("painn", {**AROUND["clusters"], **AROUND["checkpointing"]}),
-    ("schnet", MOVING),
-    ("egnn", MOVING),
     *((kind, {"statistics": "smooth"}) for kind in ("pna", "pnaplus", "pnaeq")),
     ("painn", AROUND["checkpointing"]),
     ("gin", AROUND["checkpointing"]),

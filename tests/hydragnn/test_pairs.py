@@ -57,12 +57,11 @@ def test_a_compiler_sees_no_pairs() -> None:
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "schnet": {"num_radial": 6},
-    "moving schnet": {"num_radial": 6, "moving_coordinates": True},
     "painn": {"num_radial": 6},
     "tensornet": {},
     "equivariant_transformer": {"heads": 2},
     "mace": {"max_ell": 2},
-    "moving egnn": {"num_radial": 6, "moving_coordinates": True},
+    "egnn": {"num_radial": 6},
     "pna": {"num_radial": 6},
     "pnaplus": {"num_radial": 6},
     "pnaeq": {"num_radial": 6},

@@ -99,13 +99,6 @@ REFUSED: list[tuple[str, dict[str, Any], dict[str, Any], dict[str, Any], str]] =
     ("painn", pooled(3, num_layers=4), ENERGY, POOLS, "make more levels, or use fewer"),
     ("painn", pooled(), ENERGY, {}, "needs the node field clusters"),
     ("painn", {}, ENERGY, POOLS, "set model.pooling"),
-    (
-        "egnn",
-        pooled(moving_coordinates=True),
-        ENERGY,
-        POOLS,
-        r"model egnn moves .* \(moving_coordinates\), .* cannot pool",
-    ),
     ("mace", pooled(distance_transform="soft"), ENERGY, POOLS, "a cluster has none"),
     ("gin", pooled(num_layers=1), ENERGY, POOLS, "set num_layers to 2 or more"),
 ]

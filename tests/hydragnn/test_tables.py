@@ -106,7 +106,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "schnet, gaussian": {"kind": "schnet", "radial": "gaussian", "envelope": "cosine"},
     "painn": {"kind": "painn", "radial": "sinc"},
     "mace": {"kind": "mace", "radial": "exponential", "max_ell": 2},
-    "schnet that moves": {"kind": "schnet", "moving_coordinates": True},
     "painn, checkpointed": {"kind": "painn", "checkpoint_activations": True},
 }
 

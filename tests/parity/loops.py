@@ -8,15 +8,13 @@ from torch import Tensor, nn
 
 from hydragnn.architectures.egnn import EGNNLayer, EGNNSettings
 from hydragnn.architectures.field_tokens import EdgeAngles, EdgeMixing
-from hydragnn.architectures.moving import MOVED, Movement
 from hydragnn.architectures.painn import PaiNNUpdate
 from hydragnn.architectures.pna import PNALayer
 from hydragnn.architectures.pnaeq import PNAEqLayer, PNAEqMessage
 from hydragnn.architectures.pnaplus import PNAPlusLayer
-from hydragnn.architectures.schnet import SchNetInteraction, SchNetLayer
 from hydragnn.graphs.batch import GraphBatch, edge_vectors
 from hydragnn.kernels import Topology
-from hydragnn.layers import DegreeScalers, LinearGraphAttention, MessageGraph, RadialFeatures, States, mlp
+from hydragnn.layers import DegreeScalers, LinearGraphAttention, MessageGraph, RadialFeatures, States
 from hydragnn.layers.neighbour_statistics import StatisticsForm
 from hydragnn.layers.wrapping import FiLM
 from tests.parity.rows import Bench, Pairs, Row
@@ -51,35 +49,31 @@ def ring_graph(edges: Topology, inputs: int) -> MessageGraph:
     return MessageGraph(topology=edges, vectors=vectors, edge_features=features, basis=basis, **nodes)
 
 
-def egnn(bench: Bench, moves: bool, attention: bool) -> Pairs:
-    """Layer whose nodes rest or move."""
+def egnn(bench: Bench, attention: bool) -> Pairs:
+    """Layer with vectors."""
     edges = ring()
     graph = ring_graph(edges, 2)
     basis, envelope = graph.basis, graph.edge_inputs[1]
     assert basis is not None and envelope is not None and graph.vectors is not None and graph.edge_features is not None
-    settings = EGNNSettings(hidden_dim=CHANNELS, attention=attention, moving_coordinates=moves)
-    layer = EGNNLayer(settings, basis.width, vectors=True, moves=moves)
-    states, rest = torch.randn(NODES, CHANNELS), torch.randn(NODES, 3) * moves
-    actual = layer({0: states, **({MOVED: rest} if moves else {})}, graph)
+    settings = EGNNSettings(hidden_dim=CHANNELS, attention=attention)
+    layer = EGNNLayer(settings, basis.width, vectors=True)
+    states = torch.randn(NODES, CHANNELS)
+    actual = layer({0: states}, graph)
     joined = torch.cat([linear(layer.from_receiver), linear(layer.from_sender), linear(layer.from_edge)], dim=1)
-    received, vectors, places = torch.zeros_like(states), torch.zeros(NODES, 3, CHANNELS), rest.clone()
+    received, vectors = torch.zeros_like(states), torch.zeros(NODES, 3, CHANNELS)
     for e, sender, receiver in ends_of(edges):
-        edge = graph.vectors[e] + rest[sender] - rest[receiver]
+        edge = graph.vectors[e]
         features = basis(edge.norm().view(1), graph.edge_features[e : e + 1])[0][0]
         hidden = joined @ torch.cat([states[receiver], states[sender], features]) + layer.from_receiver.bias
         carried = nn.functional.silu(layer.second(nn.functional.silu(hidden)))
         if layer.gate is not None:
             carried = carried * torch.sigmoid(layer.gate(carried))
-        if layer.shift is not None:
-            pull = layer.shift.last(nn.functional.silu(layer.shift.first(carried)))
-            places[receiver] += envelope[e] * pull * edge
         carried = carried * envelope[e]
         received[receiver] += carried
         assert layer.coordinates is not None
         vectors[receiver] += torch.outer(edge / edge.norm(), layer.coordinates(carried) * envelope[e])
     yield actual[0], layer.nodes(torch.cat([states, received], dim=1)) + states
     yield actual[1], vectors
-    yield actual.get(MOVED, rest), places
 
 
 def summary(messages: list[Tensor]) -> list[Tensor]:
@@ -137,23 +131,6 @@ def pna(bench: Bench, filtered: bool) -> Pairs:
             statistics = [own * presence + statistic for statistic in statistics[:3]] + statistics[3:]
         read = scaled(linear(layer.from_statistics), statistics, size)
         yield actual[node], layer.mix(layer.from_self(states[node]) + read)
-
-
-def schnet(bench: Bench) -> Pairs:
-    """x_i + sum_j u_ij f(W_ij) r_ij, whose filters W end at the cutoff."""
-    edges = ring()
-    graph = ring_graph(edges, 0)
-    basis, move = graph.basis, Movement(CHANNELS)
-    assert basis is not None and graph.vectors is not None
-    filters = mlp([basis.width, CHANNELS, CHANNELS])
-    layer = SchNetLayer(filters, SchNetInteraction(CHANNELS), 0.0, move, at_rest=False)
-    expected = torch.zeros(NODES, 3)
-    for e, _, receiver in ends_of(edges):
-        features, ending = basis(graph.vectors[e].norm().view(1), None)
-        assert ending is not None
-        pull = move.last(nn.functional.silu(move.first(layer.filters(features) * ending)))
-        expected[receiver] += ending[0, 0] * pull[0] * graph.vectors[e]
-    yield layer({0: torch.randn(NODES, CHANNELS)}, graph)[MOVED], expected
 
 
 def pnaeq(bench: Bench, first: bool, statistics: StatisticsForm) -> Pairs:
@@ -282,13 +259,11 @@ def messages(bench: Bench, angles: int) -> Pairs:
     yield module(states, graph), module.out(torch.cat([sums[:, 0], (module.mix(along) * sides).sum(1)], dim=-1))
 
 
-EGNN = [(moves, attention) for moves in (False, True) for attention in (True, False)]
 PNAEQ = [(n, s) for n in (True, False) for s in ("paper", "smooth")]
 LOOPS = "its equations as loops"
 ROWS = [
-    Row("egnn", LOOPS, "layer, at rest and moving", egnn, EGNN),
+    Row("egnn", LOOPS, "layer with vectors", egnn, [(True,), (False,)]),
     Row("pna", LOOPS, "layers with smooth statistics, of pnaplus too", pna, [(False,), (True,)]),
-    Row("schnet", LOOPS, "moving", schnet),
     Row("pnaeq", LOOPS, "layer, with the paper's and with smooth statistics", pnaeq, PNAEQ),
     Row("global attention", LOOPS, "linear attention", linear_attention),
     Row("conditioning", LOOPS, "FiLM", film),

@@ -71,7 +71,6 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "schnet beside linear attention of one head": ("schnet", {"global_attention": {"kind": "linear", "heads": 1}}),
     "equivariant transformer of one head": ("equivariant_transformer", {"heads": 1}),
     "field tokens of one head": ("field_tokens", {"heads": 1}),
-    "moving schnet": ("schnet", {"moving_coordinates": True}),
 }
 
 
@@ -129,14 +128,13 @@ STAGES: dict[str, tuple[str, dict[str, Any], int]] = {
     "mace of three layers, computed twice": ("mace", {"checkpoint_activations": True, "num_layers": 3}, 1),
     **{f"{kind} in chunks": (kind, {"num_layers": 4}, 2) for kind in sorted(architectures())},
     "painn beside attention in chunks": ("painn", {**MULTIHEAD, "num_layers": 5}, 2),
-    "moving egnn in chunks": ("egnn", {"moving_coordinates": True, "num_layers": 5}, 2),
 }
 """Kind, changes, and chunks of each rank."""
 WITH_FORCES: dict[str, tuple[str, dict[str, Any], int]] = {
     "field tokens on forces": ("field_tokens", {}, 1),
     "painn beside attention on forces": ("painn", {**MULTIHEAD, "num_layers": 3}, 1),
     "mace on forces, computed twice": ("mace", {"checkpoint_activations": True, "num_layers": 3}, 1),
-    "moving egnn on forces": ("egnn", {"moving_coordinates": True, "num_layers": 4}, 1),
+    "egnn on forces": ("egnn", {"num_layers": 4}, 1),
     "mace on stress": ("mace", {}, 1),
     "schnet on stress, computed twice": ("schnet", {"checkpoint_activations": True}, 1),
     "schnet beside equivariant attention on forces": ("schnet", {**EQUIVARIANT, "num_layers": 2}, 1),
