@@ -15,7 +15,7 @@ from hydragnn.architectures.base import Architecture, GeometricSettings, GraphSp
 from hydragnn.base.errors import InputError, nearest
 from hydragnn.graphs.field import Field
 from hydragnn.kernels import gather_add, outer_sum, segment_sum, silu, spread
-from hydragnn.layers import FieldTokens, LatentAttention, LayerSplit, MessageGraph, NodeInputs, Plan, States, mlp
+from hydragnn.layers import FieldTokens, LayerSplit, MessageGraph, NodeInputs, Plan, States, mlp
 
 
 class FieldTokensSettings(GeometricSettings):
@@ -29,10 +29,7 @@ class FieldTokensSettings(GeometricSettings):
     own_of_run: ClassVar[tuple[str, ...]] = (*GeometricSettings.own_of_run, "optional_inputs")
 
     heads: int = Setting(default=4, ge=1, le=64)
-    """Attention heads, over fields and over nodes; they divide hidden_dim."""
-
-    latents: int = Setting(default=16, ge=0, le=1024)
-    """Learned rows per layer through which all nodes of a graph read each other; 0: messages along edges alone."""
+    """Attention heads over fields; they divide hidden_dim."""
 
     angles: int = Setting(default=0, ge=0, le=4)
     """Largest power of the cosines between edges on which messages depend; 0: on lengths alone. Operators on irregular meshes depend on the cells between edges: 3
@@ -135,29 +132,24 @@ class EdgeMixing(nn.Module):
 class FieldTokensLayer(nn.Module):
     """Transformer layer with norms first (arXiv:2002.04745).
 
-    h <- h + edges(h), h <- h + attention(norm(h)), h <- h + network(norm(h)).
+    h <- h + edges(h), h <- h + network(norm(h)).
 
-    Deviates from ClimaX: positions act along edges, where the paper adds an embedding of the place on its grid; no norm comes before them, since it takes the
-    amplitude off, to which a linear equation is proportional; and nodes read each other through latents.
+    Deviates from ClimaX: nodes read each other and positions along edges, where the paper has attention of all nodes and an embedding of the place on its grid;
+    no norm comes before edges, since it takes the amplitude off, to which a linear equation is proportional.
     """
 
     def __init__(self, settings: FieldTokensSettings, width: int, *, directed: bool) -> None:
         super().__init__()
         channels = settings.hidden_dim
-        attends = settings.latents > 0
-        self.norms = nn.ModuleList(nn.LayerNorm(channels) for _ in range(2 if attends else 1))
+        self.norm = nn.LayerNorm(channels)
         self.edges = EdgeMixing(channels, width, directed=directed, angles=settings.angles)
-        self.attention = LatentAttention(channels, settings.heads, settings.latents) if attends else None
         self.network = mlp([channels, 4 * channels, channels])
         self.dropout = nn.Dropout(settings.dropout)
 
     def forward(self, states: States, graph: MessageGraph) -> States:
         """New states of degree 0."""
-        rows = states[0]
-        rows = rows + self.dropout(self.edges(rows, graph))
-        if self.attention is not None:
-            rows = rows + self.dropout(self.attention(self.norms[0](rows), graph))
-        return {**states, 0: rows + self.dropout(self.network(self.norms[-1](rows)))}
+        rows = states[0] + self.dropout(self.edges(states[0], graph))
+        return {**states, 0: rows + self.dropout(self.network(self.norm(rows)))}
 
 
 class FieldTokensTransformer(Architecture):
@@ -166,7 +158,6 @@ class FieldTokensTransformer(Architecture):
     kind = "field_tokens"
     Settings = FieldTokensSettings
     sees = frozenset({"lengths", "directions", "edge_features"})
-    attends = True
     takes_new_inputs = True
     cuttable = True
 

@@ -5,7 +5,7 @@ from hydragnn.layers.attention import GPSLayer, GraphAttention, LinearGraphAtten
 from hydragnn.layers.by_class import Classes, LinearByClass, classes_of
 from hydragnn.layers.close_range import CloseRange, CloseRangeLimits, limits_from_json
 from hydragnn.layers.equivariant_attention import FAR, NUM_RADIAL, EquivariantAttention, EquivariantAttentionLayer
-from hydragnn.layers.field_tokens import CrossAttention, FieldTokens, LatentAttention
+from hydragnn.layers.field_tokens import CrossAttention, FieldTokens
 from hydragnn.layers.halo import HaloExchange
 from hydragnn.layers.harmonics import SphericalBesselBasis, SphericalHarmonics, bessel_zeros, coupling
 from hydragnn.layers.inputs import ClassEmbedding, EdgeInputs, NodeInputs, mlp

@@ -1,9 +1,5 @@
-"""Input fields as tokens, and attention of nodes through latents.
+"""Input fields as tokens, with the names of ClimaX (Nguyen et al. 2023, arXiv:2301.10343)."""
 
-The names follow ClimaX (Nguyen et al. 2023, arXiv:2301.10343) and the induced set attention of the Set Transformer (Lee et al. 2019, arXiv:1810.00825).
-"""
-
-import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 
@@ -16,9 +12,8 @@ from hydragnn.graphs.field import Field
 from hydragnn.graphs.units import unit_features
 from hydragnn.kernels import spread
 from hydragnn.kernels.family import form_on
-from hydragnn.layers.attention import ATTENTION_FORMS, attention_in_full, buckets_of, by_head
+from hydragnn.layers.attention import ATTENTION_FORMS, by_head
 from hydragnn.layers.inputs import NodeInputs, columns, mlp
-from hydragnn.layers.message_graph import MessageGraph
 from hydragnn.layers.split_plan import LayerSplit, Plan
 
 Form = Callable[..., Tensor]
@@ -176,84 +171,3 @@ def mask_of(
         [(every if one is None else one)[:, None].expand(-1, w) for one, w in zip(present, widths)], 1
     )
     return torch.zeros_like(is_present, dtype=rows.dtype).masked_fill(~is_present, -torch.inf)[:, None, None]
-
-
-class LatentAttention(nn.Module):
-    """Attention of all nodes of a graph through a few latents.
-
-    z = l + attention(l, h), z <- norm(z + network(norm(z))), and nodes read attention(h, z) (induced set attention, arXiv:1810.00825, eqs. 9, 10).
-
-    l are learned rows. Time and memory are linear in the nodes. Graphs of one size are computed together without padding, those of similar sizes with rows
-    that are masked (``size_buckets``), and no row reads another graph's.
-    Deviates from the paper: norms come first, and residuals of nodes are left to the caller.
-    """
-
-    def __init__(self, channels: int, heads: int, latents: int) -> None:
-        super().__init__()
-        self.latents = nn.Parameter(torch.randn(latents, channels) * channels**-0.5)
-        self.read, self.write = CrossAttention(channels, heads), CrossAttention(channels, heads)
-        self.norms = nn.ModuleList(nn.LayerNorm(channels) for _ in range(2))
-        self.network = mlp([channels, 2 * channels, channels])
-
-    def forward(self, states: Float[Tensor, "nodes channels"], graph: MessageGraph) -> Float[Tensor, "nodes channels"]:
-        """Return what every node reads."""
-        projected = self.read.keys(states), self.read.values(states), self.write.queries(states)
-        if graph.halo is not None:
-            return self.write.out(self.over_ranks(*projected, graph))
-        rows, widths = torch.cat(projected, dim=-1), [part.shape[-1] for part in projected]
-        buckets, dtype = buckets_of(graph), rows.dtype
-        absent = graph.once(("absent", dtype), lambda: [bucket.absent(dtype) for bucket in buckets.buckets])
-        # fused forms have one derivative, and weights learn from forces by a second one
-        form = attention_in_full if graph.is_differentiated_twice else form_on(ATTENTION_FORMS, rows.device.type)
-        own = self.read.queries(self.latents)  # [latents, channels]
-        parts = [
-            part.split(widths, dim=-1) for part in buckets.spread(rows)
-        ]  # 3 x [graphs, size, channels] of every bucket
-        read = [
-            self.read.attend(own.expand(keys.shape[0], -1, -1), keys, values, mask, form)
-            for (keys, values, _), mask in zip(parts, absent)
-        ]
-        # of all buckets at once, so that ranks use weights equally often; [graphs, latents, channels]
-        latents = self.updated(torch.cat(read))
-        sizes = [keys.shape[0] for keys, _, _ in parts]
-        ends = zip(self.write.keys(latents).split(sizes), self.write.values(latents).split(sizes))
-        written = [
-            self.write.attend(queries, keys, values, None, form) for (_, _, queries), (keys, values) in zip(parts, ends)
-        ]
-        return self.write.out(buckets.collect(written))
-
-    def updated(self, read: Float[Tensor, "graphs latents channels"]) -> Float[Tensor, "graphs latents channels"]:
-        """Return the latents after what they read."""
-        latents = self.latents + self.read.out(read)
-        return self.norms[1](latents + self.network(self.norms[0](latents)))
-
-    def over_ranks(
-        self,
-        keys: Float[Tensor, "nodes channels"],
-        values: Float[Tensor, "nodes features"],
-        queries: Float[Tensor, "nodes channels"],
-        graph: MessageGraph,
-    ) -> Float[Tensor, "nodes features"]:
-        """Return what nodes read, before ``out``, of graphs that ranks share.
-
-        Exponentials of scores and their products with values are summed over all nodes of a graph.
-        """
-        assert graph.halo is not None
-        own = by_head(self.read.queries(self.latents).unsqueeze(0), self.read.heads)[0]  # [heads, latents, width]
-        keys, values = (part.unflatten(-1, (own.shape[0], -1)) for part in (keys, values))  # [nodes, heads, width]
-        scores = torch.einsum("nhw,hlw->nhl", keys, own) / math.sqrt(own.shape[-1])
-        largest = graph.halo.largest_of_nodes(scores.detach(), graph.owner, graph.num_graphs)
-        shares = graph.halo.owned((scores - graph.to_nodes(largest)).exp())  # [nodes, heads, latents]
-        values = torch.cat(
-            [values, torch.ones_like(values[..., :1])], dim=-1
-        )  # the sum of shares beside those of values
-        counts = graph.nodes_per_graph.tolist()
-        sums = [torch.einsum("nhl,nhw->lhw", *one) for one in zip(shares.split(counts), values.split(counts))]
-        read, total = graph.halo.total(torch.stack(sums)).split([values.shape[-1] - 1, 1], dim=-1)
-        latents = self.updated((read / total.clamp_min(torch.finfo(total.dtype).tiny)).flatten(2))
-        keys, values = self.write.keys(latents), self.write.values(latents)  # [graphs, latents, channels]
-        written = [
-            self.write.attend(one.unsqueeze(0), keys[g : g + 1], values[g : g + 1], None, attention_in_full)[0]
-            for g, one in enumerate(queries.split(counts))
-        ]
-        return torch.cat([values[:0, 0], *written])

@@ -15,7 +15,6 @@ from hydragnn.graphs.padding import Shape, as_padded, is_padded, padded, padded_
 from hydragnn.kernels.counting import Counter as Work
 from hydragnn.kernels.counting import open_counters
 from hydragnn.layers.attention import GraphAttention
-from hydragnn.layers.field_tokens import LatentAttention
 from hydragnn.layers.size_buckets import padded_buckets
 from hydragnn.models.graph_model import BUCKETS, GraphModel
 from hydragnn.models.heads.modules import EdgeHead, IndexedNodeHead
@@ -144,7 +143,7 @@ def padding_of(model: GraphModel, shapes: Sequence[Shape] = ()) -> Callable[[Gra
     settings = description.model
     attention, pooling = settings.global_attention, settings.pooling
     indexed = [part.nodes for part in parts if isinstance(part, IndexedNodeHead)]
-    buckets = any(isinstance(part, GraphAttention | LatentAttention) for part in parts)
+    buckets = any(isinstance(part, GraphAttention) for part in parts)
     options: dict[str, Any] = {
         "shapes": shapes,
         "extent": getattr(settings, "cutoff", None) or 1.0,

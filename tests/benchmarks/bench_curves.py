@@ -37,7 +37,7 @@ from tests.benchmarks.mesh_forecasts import write_runs
 
 ENERGY = {"kind": "energy", "field": "energy"}
 SIZES = {"hidden_dim": 64, "num_layers": 3, "cutoff": 5.0}
-MESHES = {"kind": "field_tokens", "hidden_dim": 32, "num_layers": 2, "latents": 0, "angles": 3, "cutoff": 0.3}
+MESHES = {"kind": "field_tokens", "hidden_dim": 32, "num_layers": 2, "angles": 3, "cutoff": 0.3}
 GRAPHS = 64  # of a step, of all ranks; half as many are measured, too
 FIELDS = ("height", "rate")
 NEXT = [{"kind": "scalar", "field": f"next_{name}"} for name in FIELDS]

@@ -39,7 +39,7 @@ Of the 32 runs 3000 to 3031 one has 45 % of the squared error of the height; err
 """
 GEOMETRY = {"cutoff": 0.3, "num_radial": 8, "radial": "gaussian"}
 MODELS: Mapping[str, tuple[dict[str, Any], float]] = {
-    "field_tokens": ({"hidden_dim": 32, "num_layers": 2, "latents": 0, "angles": 3, **GEOMETRY}, 6e-3),
+    "field_tokens": ({"hidden_dim": 32, "num_layers": 2, "angles": 3, **GEOMETRY}, 6e-3),
     "egnn": ({"hidden_dim": 48, "num_layers": 4, **GEOMETRY}, 4e-3),
 }
 WEIGHTS = {"height": 25.0, "rate": 1.0, "temperature": 10.0}

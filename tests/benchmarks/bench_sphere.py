@@ -35,7 +35,7 @@ GROUPS = {"like case 2": (0, 2, 4, 6), "like case 5": (1, 3, 5, 7), "case 2": (8
 """Numbers of the test runs."""
 GEOMETRY = {"cutoff": 0.7, "num_radial": 4, "radial": "gaussian"}
 MODELS: dict[str, dict[str, Any]] = {
-    "field_tokens": {"hidden_dim": 32, "num_layers": 2, "latents": 0, **GEOMETRY},
+    "field_tokens": {"hidden_dim": 32, "num_layers": 2, **GEOMETRY},
     "egnn": {"hidden_dim": 32, "num_layers": 2, **GEOMETRY},
 }
 EPOCHS = {"field_tokens": 2, "egnn": 4}

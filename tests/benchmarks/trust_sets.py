@@ -322,7 +322,7 @@ def waves(data: Path) -> TrustSet:
             return [graph for run in runs for graph in pairs(run, 12, ("height", "rate"))[::5]]
 
     heads = [{"kind": "scalar", "field": f"next_{n}", "correction_of": n, "loss": "mse"} for n in ("height", "rate")]
-    model = {"kind": "field_tokens", "hidden_dim": 24, "num_layers": 2, "latents": 0, "angles": 3, "cutoff": 0.3}
+    model = {"kind": "field_tokens", "hidden_dim": 24, "num_layers": 2, "angles": 3, "cutoff": 0.3}
     table = member_table(model | {"num_radial": 8}, heads, {**SPLIT, "group": "run"}, batch=8, epochs=30)
     return TrustSet(
         graphs=steps(range(120)),

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from hydragnn.conformance.cases import make_graph, make_model
 from hydragnn.kernels.family import plain_forms, taken_for
-from hydragnn.layers import GPSLayer, GraphAttention, LatentAttention, LinearGraphAttention, MessageGraph, States
+from hydragnn.layers import GPSLayer, GraphAttention, LinearGraphAttention, MessageGraph, States
 from hydragnn.layers.size_buckets import size_buckets
 from tests.parity.attention import SIZES, graph_of_sizes
 
@@ -19,7 +19,6 @@ EXACT = {"rtol": 1e-12, "atol": 1e-12}  # float64 sums in another order
 KINDS: dict[str, Callable[[], nn.Module]] = {
     "multihead": lambda: GraphAttention(CHANNELS, 2),
     "linear": lambda: LinearGraphAttention(CHANNELS, 2),
-    "latents": lambda: LatentAttention(CHANNELS, 2, 3),
 }
 pytestmark = pytest.mark.usefixtures("in_double")
 every_kind = pytest.mark.parametrize("kind", KINDS)
@@ -96,7 +95,6 @@ def largest_kept(work: Callable[[], object]) -> int:
     [
         (lambda: GraphAttention(8, 2).float(), [1024], 1024 * 1024 // 8 - 1),
         (lambda: LinearGraphAttention(32, 2), [20] * 10, 200 * 3 * 32),
-        (lambda: LatentAttention(CHANNELS, 2, 3), [3000], 3000 * 3 * CHANNELS),
     ],
     ids=KINDS,
 )

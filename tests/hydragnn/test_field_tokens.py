@@ -51,7 +51,7 @@ def write(path: Path, names: tuple[str, ...], lacking: str = "") -> Path:
 
 
 def table_of(store: Path, start: Path | None = None, **model: Any) -> dict[str, Any]:
-    own = {"kind": "field_tokens", "hidden_dim": 8, "num_layers": 1, "latents": 2, "heads": 2, "lead_time": "lead"}
+    own = {"kind": "field_tokens", "hidden_dim": 8, "num_layers": 1, "heads": 2, "lead_time": "lead"}
     of_start = {"start": {"model": str(start)}} if start else {}
     return {
         "data": {"store": str(store)},
@@ -211,10 +211,3 @@ def test_replay_shows_old_graphs_that_lack_the_new_field(place: Path, tmp_path: 
     table["model"]["optional_inputs"] = ["rate"]
     with pytest.raises(InputError, match="depth"):
         hydragnn.train(table, tmp_path / "neither")
-
-
-def test_without_latents_nodes_read_along_edges_alone() -> None:
-    batch = concatenate([make_graph(1, 5), make_graph(2, 6)])
-    model = make_model("field_tokens", latents=0)
-    assert not [name for name, _ in model.named_parameters() if "latents" in name]
-    assert model(batch)["charge"].mean.isfinite().all()

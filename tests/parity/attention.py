@@ -13,7 +13,7 @@ from hydragnn.graphs import Field, concatenate
 from hydragnn.graphs.batch import GraphBatch, edge_vectors
 from hydragnn.graphs.wider import wider
 from hydragnn.kernels import Topology
-from hydragnn.layers import CrossAttention, EquivariantAttention, FieldTokens, LatentAttention, MessageGraph, States
+from hydragnn.layers import CrossAttention, EquivariantAttention, FieldTokens, MessageGraph, States
 from hydragnn.models.wrapping import basis_of_pairs
 from tests.parity.rows import Bench, Pairs, Row
 
@@ -71,25 +71,6 @@ def fields(bench: Bench) -> Pairs:
         rows = torch.stack(tokens).unsqueeze(0)
         read = theirs(module.query.view(1, 1, -1), rows, rows)[0].flatten()
         yield actual[node], read + module.lead(lead[graph].view(1))
-
-
-def alone(module: LatentAttention, states: Tensor) -> Tensor:
-    """Both attentions of one graph by torch's layers."""
-    latents = module.latents.unsqueeze(0)
-    latents = latents + torch_attention(module.read)(latents, states.unsqueeze(0), states.unsqueeze(0))[0]
-    latents = module.norms[1](latents + module.network(module.norms[0](latents)))
-    return torch_attention(module.write)(states.unsqueeze(0), latents, latents)[0].squeeze(0)
-
-
-def latents(bench: Bench, derivatives: int, sizes: list[int]) -> Pairs:
-    graph = graph_of_sizes(sizes, torch.randn(0, 3, requires_grad=derivatives == 2))
-    module, states = LatentAttention(CHANNELS, HEADS, 3), torch.randn(sum(sizes), CHANNELS, requires_grad=True)
-    both = module(states, graph), torch.cat([alone(module, part) for part in states.split([n for n in sizes if n])])
-    yield both
-    if derivatives:
-        seed = torch.randn_like(both[0])
-        ours, theirs = (torch.autograd.grad(values, states, seed, retain_graph=True)[0] for values in both)
-        yield ours, theirs
 
 
 def graph_of(batch: GraphBatch, cutoff: float | None) -> MessageGraph:
@@ -206,6 +187,5 @@ CASES = [(cutoff, *degrees) for cutoff in (CUTOFF, None) for degrees in DEGREES]
 EQUIVARIANT, THEIRS = "equivariant attention, degrees 0 to 2, images", "torch.nn.MultiheadAttention"
 ROWS = [
     Row("field_tokens", THEIRS, "aggregation over fields, some of them missing", fields, tolerance=1e-12),
-    Row("field_tokens", THEIRS, "attention of nodes through latents", latents, [*product(range(3), SIZES)], 1e-12),
     Row("global attention", "its equations as loops", EQUIVARIANT, equivariant, CASES),
 ]
