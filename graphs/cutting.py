@@ -1,12 +1,11 @@
 """Cut of a batch over ranks, and the part of each.
 
-Small graphs stay whole where that shares the work evenly. Others are cut by METIS where it is installed, else along a space-filling
-curve through the positions, or in breadth-first order where there are none.
+Small graphs stay whole where that shares the work evenly. Others are cut by METIS where it is installed, else into boxes of a
+k-d tree of the positions, or in breadth-first order where there are none.
 """
 
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -24,9 +23,6 @@ UNEVEN = 1.1
 
 FEW = 4
 """Nodes per rank from which METIS cuts; it prints complaints of fewer."""
-
-BITS = 16
-"""Binary digits of each coordinate on the curve."""
 
 Partition = Callable[[Any, NDArray[np.int64], int], NDArray[np.int64]]
 """Parts of a symmetric sparse matrix of edges, from costs of nodes and the number of parts."""
@@ -50,7 +46,7 @@ def cut_nodes(
     if partition is not None and batch.num_nodes >= FEW * parts:
         return torch.from_numpy(partition(adjacency(batch), costs.numpy(), parts).astype(np.int64))
     if batch.dim:
-        order = curve_order(batch)
+        order = box_order(batch)
     else:  # breadth first, of Cuthill and McKee 1969, doi:10.1145/800195.805928, reversed
         from scipy.sparse.csgraph import reverse_cuthill_mckee
 
@@ -88,45 +84,13 @@ def adjacency(batch: GraphBatch) -> Any:
     return both
 
 
-def curve_order(batch: GraphBatch) -> Int[Tensor, " nodes"]:
-    """Return the nodes graph by graph, along a Hilbert curve in each."""
-    owner, positions = batch.owner("node"), batch.positions.detach()
-    index = owner.unsqueeze(1).expand_as(positions)
-    empty = positions.new_zeros(batch.num_graphs, batch.dim)
-    low = empty.scatter_reduce(0, index, positions, "amin", include_self=False)
-    high = empty.scatter_reduce(0, index, positions, "amax", include_self=False)
-    side = (high - low).amax(1, keepdim=True).clamp_min(torch.finfo(positions.dtype).tiny)  # one scale for all axes
-    places = (positions - low[owner]) / side[owner]
-    keys = hilbert_keys((places * (2**BITS - 1)).round().to(torch.int64).numpy())
-    return torch.from_numpy(np.lexsort((keys, owner.numpy())))
+def box_order(batch: GraphBatch) -> Int[Tensor, " nodes"]:
+    """Return the nodes along the leaves of a k-d tree, graph by graph."""
+    from scipy.spatial import KDTree
 
-
-def hilbert_keys(places: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the positions of cells ``[cells, dim]`` along a Hilbert curve.
-
-    Coordinates have ``BITS`` digits (Skilling 2004, doi:10.1063/1.1751381).
-
-    >>> np.argsort(hilbert_keys(np.array([[0, 0], [1, 1], [0, 1], [1, 0]]) << (BITS - 1))).tolist() in ([0, 3, 1, 2], [0, 2, 1, 3])
-    True
-    """
-    x = [axis.copy() for axis in places.T]
-    for bit in range(BITS - 1, 0, -1):
-        low = (1 << bit) - 1
-        for axis in x:
-            is_set = axis >> bit & 1 == 1
-            swap = np.where(is_set, 0, (x[0] ^ axis) & low)
-            x[0] ^= np.where(is_set, low, swap)
-            axis ^= swap
-    for one, other in pairwise(x):
-        other ^= one
-    turn = np.zeros_like(x[0])
-    for bit in range(BITS - 1, 0, -1):
-        turn ^= np.where(x[-1] >> bit & 1 == 1, (1 << bit) - 1, 0)
-    keys = np.zeros_like(x[0])
-    for bit in range(BITS - 1, -1, -1):
-        for axis in x:
-            keys = keys << 1 | (axis ^ turn) >> bit & 1
-    return keys
+    places, owner = batch.positions.detach().double().numpy(), batch.owner("node").numpy()
+    apart = 2 * np.ptp(places, axis=0).max()  # so that the tree parts graphs first
+    return torch.from_numpy(KDTree(np.column_stack([places, apart * owner])).indices.astype(np.int64))
 
 
 def crossing(
