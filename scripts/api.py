@@ -240,7 +240,7 @@ def train(
             check_stores(table, path)  # needs no torch, which takes seconds to load
     from hydragnn.callbacks import as_callback
     from hydragnn.config import config_from_table
-    from hydragnn.runs import console_progress
+    from hydragnn.runs import Progress
     from hydragnn.runs import train as run
 
     if not isinstance(config, Settings):
@@ -251,7 +251,7 @@ def train(
         place,
         resume=resume,
         memory=memory,
-        progress=None if quiet else console_progress(),
+        progress=None if quiet else Progress(),
         callbacks=[as_callback(one) for one in callbacks],
     )
 

@@ -379,7 +379,14 @@ class Architecture(nn.Module):
 
     @classmethod
     def check(cls, settings: Any, spec: GraphSpec) -> None:
-        """Raise InputError if these settings cannot work on such graphs."""
+        """Raise InputError if these settings cannot work on such graphs.
+
+        Attention ``heads``, if there are any, divide the channels.
+        """
+        if settings.hidden_dim % (heads := getattr(settings, "heads", 1)):
+            raise InputError(
+                f"model.hidden_dim = {settings.hidden_dim} does not divide into model.heads = {heads}; choose a multiple"
+            )
 
     def __init_subclass__(cls, **more: Any) -> None:
         super().__init_subclass__(**more)

@@ -8,7 +8,6 @@ from pydantic import Field as Setting
 from torch import Tensor, nn
 
 from hydragnn.architectures.base import Architecture, GeometricSettings, GraphSpec, Searched, one_of, radial_basis
-from hydragnn.base.errors import InputError
 from hydragnn.kernels import edge_product, gather_multiply_sum, gather_outer_sum, silu
 from hydragnn.layers import LayerSplit, MessageGraph, Plan, States, inputs_at_zero, radial_inputs
 
@@ -218,11 +217,3 @@ class EquivariantTransformer(Architecture):
     def finish(self, states: States, graph: MessageGraph) -> States:
         """The scalars, normed."""
         return {**states, 0: self.norm(states[0])}
-
-    @classmethod
-    def check(cls, settings: EquivariantTransformerSettings, spec: GraphSpec) -> None:
-        """The heads divide the channels."""
-        if settings.hidden_dim % settings.heads:
-            raise InputError(
-                f"model.hidden_dim = {settings.hidden_dim} does not divide into {settings.heads} heads; choose a multiple, or other model.heads"
-            )

@@ -190,14 +190,6 @@ class FieldTokensTransformer(Architecture):
         return () if settings.lead_time is None else (settings.lead_time,)
 
     @classmethod
-    def check(cls, settings: FieldTokensSettings, spec: GraphSpec) -> None:
-        """Refuse heads that do not divide the channels."""
-        if settings.hidden_dim % settings.heads:
-            raise InputError(
-                f"model.hidden_dim = {settings.hidden_dim} does not divide into model.heads = {settings.heads}; choose a multiple"
-            )
-
-    @classmethod
     def check_inputs(cls, settings: FieldTokensSettings, fields: Sequence[Field]) -> None:
         """Refuse names that are no inputs, or no number of a graph."""
         tokens = [field.name for field in fields if field.on != "edge" and field.name != settings.lead_time]

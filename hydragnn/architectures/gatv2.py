@@ -8,7 +8,6 @@ from pydantic import Field as Setting
 from torch import Tensor, nn
 
 from hydragnn.architectures.base import Architecture, GeometricSettings, GraphSpec, Searched, one_of, radial_basis
-from hydragnn.base.errors import InputError
 from hydragnn.kernels import gather_add, gather_multiply_sum, segment_max, segment_sum, spread
 from hydragnn.layers import MessageGraph, States
 from hydragnn.layers.stacked import by_member
@@ -129,11 +128,3 @@ class GATv2(Architecture):
         width = self.basis.width if self.basis else spec.edge_width
         channels = settings.hidden_dim
         self.layers = nn.ModuleList(GATv2Layer(channels, channels, settings, width) for _ in range(settings.num_layers))
-
-    @classmethod
-    def check(cls, settings: GATv2Settings, spec: GraphSpec) -> None:
-        """Refuse heads that do not divide the channels."""
-        if settings.hidden_dim % settings.heads:
-            raise InputError(
-                f"model.hidden_dim = {settings.hidden_dim} does not divide into model.heads = {settings.heads}; choose a multiple"
-            )

@@ -3,7 +3,6 @@
 import subprocess
 import time
 from pathlib import Path
-from typing import Protocol, runtime_checkable
 
 from rich.console import Console
 from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
@@ -16,28 +15,12 @@ from hydragnn.base.terminal import PlainConsole
 SECONDS_BETWEEN_LINES = 10.0
 
 
-@runtime_checkable
-class Progress(Protocol):
-    """Shows the progress of a run."""
-
-    def begin(self, epochs: float, total: int) -> None:
-        """Begin at ``epochs`` (with fraction) of ``total``."""
-
-    def step(self, epochs: float, loss: float | None, graphs_per_second: float) -> None:
-        """Show ``epochs`` and the loss of the last step."""
-
-    def epoch(self, number: int, values: dict[str, float | None]) -> None:
-        """Show the curves' values of epoch ``number`` (from 1)."""
-
-    def end(self, sentence: str) -> None:
-        """Say how the run ended."""
-
-
-class ConsoleProgress:
+class Progress:
     """Progress on a console: a live bar, or lines now and then."""
 
-    def __init__(self, console: Console) -> None:
-        """Show the bar or the lines on this console."""
+    def __init__(self, console: Console | None = None) -> None:
+        """Show the bar or the lines on this console, by default that of stderr."""
+        console = console or PlainConsole(stderr=True)
         self.console, self.total, self.valid = console, 0, ""
         self.last, self.speed = -SECONDS_BETWEEN_LINES, 0.0
         columns = (
@@ -65,7 +48,7 @@ class ConsoleProgress:
             self.bars.update(self.task, completed=epochs, description=text, speed=graphs_per_second)
 
     def epoch(self, number: int, values: dict[str, float | None]) -> None:
-        """Show the losses of epoch ``number``, which begins at 1."""
+        """Show the losses of epoch ``number`` (from 1)."""
         self.valid, now = f"  valid {_short(values.get('valid/loss'))}", time.monotonic()
         if self.bars or (now - self.last < SECONDS_BETWEEN_LINES and number < self.total):
             return
@@ -79,11 +62,6 @@ class ConsoleProgress:
         if self.bars:
             self.bars.stop()
         self.console.print(sentence, soft_wrap=True)
-
-
-def console_progress(console: Console | None = None) -> Progress:
-    """Return the progress on a console, by default that of stderr."""
-    return ConsoleProgress(console or PlainConsole(stderr=True))
 
 
 def _short(value: float | None) -> str:

@@ -28,7 +28,7 @@ from hydragnn.distributed.launch import SECONDS_FOR_THE_FIRST, LaunchError, leav
 from hydragnn.record import Failure, RunRecord, read_record, write_record
 from hydragnn.runs.attempt import Fenced, RunAttempt
 from hydragnn.runs.failures import failure_of
-from hydragnn.runs.progress import console_progress
+from hydragnn.runs.progress import Progress
 from hydragnn.runs.session import train
 
 BAD_INPUT, FAILED, FENCED = 2, 3, 4
@@ -91,7 +91,7 @@ def _train(options: argparse.Namespace, attempt: RunAttempt) -> int:
         options.folder,
         until=options.until,
         resume=True,
-        progress=console_progress(),
+        progress=Progress(),
         device=options.device,
         micro_batches=options.micro_batches,
         memory=options.memory,

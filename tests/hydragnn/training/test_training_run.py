@@ -21,7 +21,7 @@ from hydragnn.datasets import Budget, MemoryStore, make_split
 from hydragnn.distributed.ranks import Ranks
 from hydragnn.models import TrainedModel, load_model
 from hydragnn.record import Cost, Usage, read_record
-from hydragnn.runs import callback, console_progress
+from hydragnn.runs import Progress, callback
 from hydragnn.runs.energy import Meter
 from hydragnn.training import errors_on
 from tests.hydragnn.training.conftest import STORE, RunOnce, Trained, make_config
@@ -179,8 +179,8 @@ def test_tensorboard_curves_are_written_or_its_extra_is_named(
 def test_lines_and_bars_say_epoch_losses_speed_and_time_left(trained: Trained) -> None:
     lines = PlainConsole(file=io.StringIO())
     terminal = PlainConsole(file=io.StringIO(), force_terminal=True, width=120)
-    trained("lines", progress=console_progress(lines))
-    trained("bar", progress=console_progress(terminal), until=99)  # which the budget ends before
+    trained("lines", progress=Progress(lines))
+    trained("bar", progress=Progress(terminal), until=99)  # which the budget ends before
     first, *_, last = lines.file.getvalue().splitlines()
     assert first.startswith("epoch 1/3  train ") and "graphs/s" in first and "s left" in first
     assert last.startswith("finished after 3 epochs")
