@@ -1,7 +1,7 @@
 """Batches padded to a few sizes by graphs that change no number."""
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 
@@ -11,9 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hydragnn.graphs.batch import GraphBatch, volumes
-from hydragnn.graphs.coarse import Level, Levels, Merging, level_of_clusters
 from hydragnn.graphs.field import Location
-from hydragnn.graphs.levels import CLUSTERS, LEVELS, levels_of
 from hydragnn.graphs.topology import LONG, Topology
 from hydragnn.graphs.wider import pairs_key, pairs_of_nodes
 
@@ -127,9 +125,6 @@ def padded(
     shapes: Sequence[Shape] = (),
     volume: bool = False,
     reverse: bool = False,
-    multiple: int = 1,
-    levels: int = 0,
-    kinds: Sequence[str] = (),
     pairs: Sequence[float | None] = (),
 ) -> GraphBatch:
     """Return the batch with graphs, nodes and edges that have no labels.
@@ -138,13 +133,11 @@ def padded(
     themselves through shifts of nearly the ``extent``, forth and back in turn; further graphs are empty. No node has many more edges than
     those of the batch: its states must not overflow, since zero times infinity is no zero, and no row becomes long.
 
-    What has sizes that the data decide comes with the batch, padded likewise: ``volume`` and ``reverse`` edges, so many ``levels`` with edges of
-    these ``kinds`` apart, and all ``pairs`` of nodes within these cutoffs. The batch takes the first of the ``shapes`` that holds it. The number of nodes is a ``multiple``.
+    What has sizes that the data decide comes with the batch, padded likewise: ``volume`` and ``reverse`` edges, and all ``pairs`` of nodes within these
+    cutoffs. The batch takes the first of the ``shapes`` that holds it.
     """
     tables = {cutoff: pairs_of_nodes(batch, cutoff) for cutoff in pairs}
-    of_levels = levels_of(batch, levels, kinds) if levels else ()
-    # merged edges that are none need a finer edge that is none
-    least, edges, graphs = _shape_for(batch, batch.num_edges + (levels > 0), shapes)
+    least, edges, graphs = _shape_for(batch, shapes)
     more_edges, more_graphs = edges - batch.num_edges, graphs - len(batch)
     longest = batch.topology.longest
     most = _most_edges(batch.num_nodes, batch.num_edges)
@@ -153,7 +146,6 @@ def padded(
     rows = [batch.num_nodes + 1 + more_edges // most]
     rows += [_rows_for(batch.num_nodes, table.shape[1], padded_size(table.shape[1])) for table in tables.values()]
     nodes = least if least >= max(rows) else padded_size(max(rows))
-    nodes += -nodes % multiple
     more_nodes = nodes - batch.num_nodes
     loops = spread_over(more_edges, batch.num_nodes, nodes, batch.device)
     present = torch.arange(graphs, device=batch.device) < len(batch)
@@ -191,10 +183,6 @@ def padded(
         others = torch.stack([ends, ends, *ends.new_zeros(3, more)])
         others[2] = 1 - 2 * (torch.arange(more, device=batch.device) % 2)  # through one image, forth and back in turn
         result._derived[pairs_key(cutoff)] = torch.cat([table, others], dim=1)
-    if levels:
-        result._derived[LEVELS] = Levels(
-            levels=tuple(_padded_levels(of_levels, batch, result, extent)), fields=frozenset({CLUSTERS, *kinds})
-        )
     return result
 
 
@@ -209,13 +197,13 @@ def as_padded(batch: GraphBatch) -> GraphBatch:
     return result
 
 
-def _shape_for(batch: GraphBatch, edges: int, shapes: Sequence[Shape]) -> Shape:
-    """Return the first shape that holds them, else one without nodes."""
+def _shape_for(batch: GraphBatch, shapes: Sequence[Shape]) -> Shape:
+    """Return the first shape that holds a batch, else one without nodes."""
     for shape in shapes:
         enough = _rows_for(batch.num_nodes, batch.num_edges, shape[1])
-        if shape[0] >= enough and shape[1] >= edges and shape[2] > len(batch):
+        if shape[0] >= enough and shape[1] >= batch.num_edges and shape[2] > len(batch):
             return shape
-    return 0, padded_size(edges), padded_size(len(batch) + 1)
+    return 0, padded_size(batch.num_edges), padded_size(len(batch) + 1)
 
 
 def _rows_for(nodes: int, edges: int, all_edges: int) -> int:
@@ -237,49 +225,6 @@ def _with_vectors(vectors: Tensor, more: int, extent: float) -> Tensor:
     others = vectors.new_zeros(more, vectors.shape[1])
     others[::2, :1], others[1::2, :1] = 0.9 * extent, -0.9 * extent
     return torch.cat([vectors, others])
-
-
-def _padded_levels(
-    levels: Sequence[Level], batch: GraphBatch, padded_batch: GraphBatch, extent: float
-) -> Iterator[Level]:
-    """Yield coarser levels with clusters for all further nodes."""
-    graphs, edges = padded_batch.num_graphs, batch.num_edges
-    all_nodes, all_edges = padded_batch.num_nodes, padded_batch.num_edges
-    for level in levels:
-        counts = edges, all_nodes, all_edges
-        edges, longer = level.topology.num_edges, _padded_level(level, *counts, graphs, extent)
-        all_nodes, all_edges = longer.topology.num_rows, longer.topology.num_edges
-        yield longer
-
-
-def _padded_level(level: Level, edges: int, all_nodes: int, all_edges: int, graphs: int, extent: float) -> Level:
-    """Return the level of a graph that now has more edges."""
-    device, nodes = level.owner.device, level.leaving.num_rows
-    coarse, clusters, num_edges = level.topology.num_edges, len(level.owner), len(level.merging.finer)
-    all_coarse = padded_size(coarse + 1)
-    all_clusters = padded_size(_rows_for(clusters, coarse, all_coarse))
-    parent = torch.cat([level.parent, spread_over(all_nodes - nodes, clusters, all_clusters, device)])
-    loops = spread_over(all_coarse - coarse, clusters, all_clusters, device)
-    more = padded_size(num_edges) - num_edges
-    counts = torch.nn.functional.pad(level.nodes_per_graph, (0, graphs - len(level.nodes_per_graph)))
-    counts[len(level.nodes_per_graph)] = all_clusters - clusters
-    kinds = {name: _longer(value, all_coarse - coarse) for name, value in level.edge_kinds.items()}
-    return level_of_clusters(
-        parent=parent,
-        order=torch.cat([level.joining.senders, torch.arange(nodes, all_nodes, device=device)]),
-        members=torch.bincount(parent, minlength=all_clusters),
-        topology=Topology.square(
-            torch.cat([level.topology.senders, loops]), torch.cat([level.topology.receivers, loops]), all_clusters
-        ),
-        nodes_per_graph=counts,
-        merging=Merging(
-            finer=torch.cat([level.merging.finer, spread_over(more, edges, all_edges, device)]),
-            coarser=torch.cat([level.merging.coarser, spread_over(more, coarse, all_coarse, device)]),
-            num_edges=all_coarse,
-        ),
-        edge_kinds=kinds,
-        vectors=None if level.vectors is None else _with_vectors(level.vectors, all_coarse - coarse, extent),
-    )
 
 
 def _longer(values: Tensor, more: int) -> Tensor:

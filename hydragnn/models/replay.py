@@ -117,6 +117,10 @@ def replays_of(model: GraphModel, record: Recorder, shapes: Sequence[Shape] = ()
     """Return the replays of a model's functions, with nothing recorded yet."""
     if model.description.model.checkpoint_activations and has_dropout(model):
         raise NotRecordable("with model.checkpoint_activations dropout is drawn twice")
+    if model.description.model.pooling is not None:
+        raise NotRecordable("the data decide how many clusters model.pooling has")
+    if any(isinstance(part, IndexedNodeHead) for part in model.modules()):
+        raise NotRecordable("a head with per_index has no network for nodes that pad a batch")
     return Replays(record=record, device=next(model.parameters()).device, pad=padding_of(model, shapes))
 
 
@@ -129,38 +133,29 @@ def brings_sizes(model: GraphModel) -> bool:
     """Return True where batches bring sizes that the data decide."""
     settings = model.description.model
     attends = settings.global_attention is not None and settings.global_attention.kind != "linear"
-    attends = attends or model.description.architecture.attends
-    return attends or settings.pooling is not None or any(isinstance(part, IndexedNodeHead) for part in model.modules())
+    return attends or model.description.architecture.attends
 
 
 def padding_of(model: GraphModel, shapes: Sequence[Shape] = ()) -> Callable[[GraphBatch], GraphBatch]:
     """Return what pads batches for a model.
 
-    They bring all whose sizes the data decide, so that the host waits for none: reverse edges, volumes, coarser levels,
-    pairs and buckets of attention.
+    They bring all whose sizes the data decide, so that the host waits for none: reverse edges, volumes, pairs and buckets of attention.
     """
     description, parts = model.description, [*model.modules()]
     settings = description.model
-    attention, pooling = settings.global_attention, settings.pooling
-    indexed = [part.nodes for part in parts if isinstance(part, IndexedNodeHead)]
+    attention = settings.global_attention
     buckets = any(isinstance(part, GraphAttention) for part in parts)
     options: dict[str, Any] = {
         "shapes": shapes,
         "extent": getattr(settings, "cutoff", None) or 1.0,
         "volume": any("stress" in head.derivatives for head in description.heads),
         "reverse": any(isinstance(part, EdgeHead) and part.symmetry for part in parts),
-        "multiple": indexed[0] if indexed else 1,
-        "levels": pooling.levels if pooling else 0,
-        "kinds": description.kind_fields,
         "pairs": [attention.cutoff] if attention and attention.has_pairs else [],
     }
 
     def pad(batch: GraphBatch) -> GraphBatch:
         if is_padded(batch):
             return batch
-        for head in parts if indexed else ():
-            if isinstance(head, IndexedNodeHead):
-                head.check(batch)
         result = padded(batch, **options)
         if buckets:
             result._derived[BUCKETS] = padded_buckets(batch.counts("node"), result.num_nodes, padded_size)

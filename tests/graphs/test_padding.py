@@ -63,8 +63,7 @@ def assert_same(theirs: dict[str, Tensor], ours: dict[str, Tensor]) -> None:
 
 CASES = [
     *((kind, {}) for kind in sorted(architectures())),
-    *((kind, around) for kind in ("painn", "schnet") for around in AROUND.values()),
-    ("relational", AROUND["clusters"]),
+    *((kind, around) for kind in ("painn", "schnet") for name, around in AROUND.items() if name != "clusters"),
     ("egnn", AROUND["multihead"] | AROUND["film"]),
     ("painn", AROUND["equivariant"] | AROUND["checkpointing"]),
     ("gin", {"global_attention": {"kind": "multihead", "heads": 2}}),

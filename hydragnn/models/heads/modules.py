@@ -12,7 +12,6 @@ from hydragnn.architectures import Architecture, ArchitectureSettings
 from hydragnn.base.errors import InputError
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Field
-from hydragnn.graphs.padding import is_padded
 from hydragnn.kernels import segment_sum, silu, spread
 from hydragnn.layers import (
     EdgeInputs,
@@ -143,18 +142,6 @@ class IndexedNodeHead(nn.Module):
 
     def forward(self, states: States, graph: MessageGraph, batch: GraphBatch) -> Distribution:
         """Predict every node; InputError for another number of nodes."""
-        self.check(batch)
-        # [nodes, graphs, channels], nodes of one graph first: the axis of the networks
-        values = states[0].reshape(-1, self.nodes, states[0].shape[-1]).transpose(0, 1)
-        for number, (weight, bias) in enumerate(zip(self.weights, self.biases)):
-            values = silu(values) if number else values
-            values = torch.baddbmm(bias.unsqueeze(1), values, weight)  # [nodes, graphs, width]
-        return self.output(values.transpose(0, 1).reshape(batch.num_nodes, self.output.width))
-
-    def check(self, batch: GraphBatch) -> None:
-        """Raise InputError for a graph with another number of nodes, unless padding."""
-        if is_padded(batch):
-            return
         counts = batch.counts("node")
         other = (counts != self.nodes).nonzero()
         if len(other):
@@ -163,6 +150,12 @@ class IndexedNodeHead(nn.Module):
                 f"graph {number} of the batch has {int(counts[number])} nodes, and a head with per_index = {self.nodes} has one network "
                 f"for each of {self.nodes}; give graphs of equal size and order, or leave per_index out"
             )
+        # [nodes, graphs, channels], nodes of one graph first: the axis of the networks
+        values = states[0].reshape(-1, self.nodes, states[0].shape[-1]).transpose(0, 1)
+        for number, (weight, bias) in enumerate(zip(self.weights, self.biases)):
+            values = silu(values) if number else values
+            values = torch.baddbmm(bias.unsqueeze(1), values, weight)  # [nodes, graphs, width]
+        return self.output(values.transpose(0, 1).reshape(batch.num_nodes, self.output.width))
 
 
 class ScaledNodeHead(NodeHead):
