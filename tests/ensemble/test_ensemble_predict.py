@@ -31,7 +31,7 @@ from hydragnn.ensemble.prediction import rules, work
 from hydragnn.ensemble.prediction.formats import hdf5
 from hydragnn.ensemble.prediction.formats.hdf5 import Hdf5Sink
 from hydragnn.ensemble.prediction.formats.sink import Heading, joined
-from hydragnn.ensemble.prediction.formats.structures import Frame, as_ase
+from hydragnn.ensemble.prediction.formats.structures import as_ase, text_of
 from hydragnn.ensemble.prediction.parts import Parts
 from hydragnn.ensemble.prediction.predict import predict_to_file
 from hydragnn.ensemble.prediction.reporting import usage_of
@@ -320,8 +320,9 @@ def test_results_in_files_of_structures_are_in_ases_units_or_have_another_name()
 @pytest.mark.parametrize("dtype", [np.uint8, np.int64, np.float64, np.bool_])
 def test_arrays_of_nodes_of_every_type_are_read_by_ase(dtype: type, tmp_path: Path) -> None:
     values = np.array([[1, 0], [0, 1]], dtype=dtype)
-    frame = Frame(symbols=["Cu", "Au"], positions=np.eye(2, 3), arrays={"site_set": values})
-    (tmp_path / "one.xyz").write_text(str(frame))
+    structure = Atoms("CuAu", positions=np.eye(2, 3))
+    structure.arrays["site_set"] = values
+    (tmp_path / "one.xyz").write_text(text_of([structure]))
     np.testing.assert_array_equal(read(tmp_path / "one.xyz").arrays["site_set"], values)
 
 

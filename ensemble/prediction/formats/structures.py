@@ -1,17 +1,16 @@
-"""Extended XYZ files of predictions, byte for byte as ASE writes."""
+"""Extended XYZ files of predictions, written by ASE."""
 
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from dataclasses import field as member
-from functools import cache, cached_property
-from itertools import chain
+from functools import cached_property
+from io import StringIO
 from typing import Any
 
 import numpy as np
+from ase import Atoms
 from ase.data import chemical_symbols
-from ase.io.extxyz import PROPERTY_NAME_MAP, escape, key_val_dict_to_str
+from ase.io.extxyz import write_xyz
 from numpy.typing import NDArray
 
 from hydragnn.base.errors import InputError
@@ -30,8 +29,6 @@ RESULTS: Mapping[str, tuple[Location, tuple[int, ...]]] = {
 """Results of calculators in a file of structures."""
 POWERS: Mapping[str, int] = {"energy": 0, "forces": 1, "stress": 3}
 """Lengths by which energies are divided there."""
-COLUMNS = {"f": ("R", "%16.8f"), **dict.fromkeys("iu", ("I", "%8d")), "U": ("S", "%-2s"), "b": ("L", " %.1s")}
-"""Type and format of a column of extended XYZ, by kind of numpy's types."""
 
 
 class XyzSink(Sink):
@@ -78,9 +75,9 @@ class XyzSink(Sink):
                     frame.info.setdefault(one_line(key), line)
             for name, value in results[row].items():
                 (frame.arrays if RESULTS[name][0] == "node" else frame.info)[name] = value
-        return {"structures": lines_array("".join(map(str, frames)))}
+        return {"structures": lines_array(text_of(frames))}
 
-    def _predicted(self, block: Block, frames: Sequence["Frame"]) -> list[dict[str, Any]]:
+    def _predicted(self, block: Block, frames: Sequence[Atoms]) -> list[dict[str, Any]]:
         """Give structures their predictions; return those that are results of calculators."""
         predictions = block.predictions
         scores = predictions.domain_score.tolist()
@@ -125,56 +122,13 @@ class XyzSink(Sink):
         self.file.close()
 
 
-@dataclass(kw_only=True, slots=True, eq=False)
-class Frame:
-    """Structure of an extended XYZ file."""
-
-    symbols: list[str] = member(default_factory=list)
-    positions: NDArray[Any] = member(default_factory=lambda: np.zeros((0, 3)))
-    cell: list[float] = member(default_factory=list)
-    periodic: tuple[bool, ...] = (False, False, False)
-    info: dict[str, Any] = member(default_factory=dict)
-    arrays: dict[str, NDArray[Any]] = member(default_factory=dict)
-
-    def __len__(self) -> int:
-        return len(self.symbols)
-
-    def __str__(self) -> str:
-        """Return the lines that ASE writes, in a fifth of the time."""
-        columns: list[Any] = [self.symbols, *self.positions.T.tolist()]
-        kinds = []
-        for name, values in self.arrays.items():
-            own = values.reshape(len(values), -1).T.tolist()
-            kinds.append((name, values.dtype.kind, len(own)))
-            columns += own
-        properties, form = _form(tuple(kinds), len(self) > 0)
-        lattice = f'Lattice="{" ".join(map(str, self.cell))}" ' if any(self.cell) else ""
-        flags = " ".join("FT"[flag] for flag in self.periodic)
-        entries = [*(_entry(key, value) for key, value in self.info.items()), f'pbc="{flags}"']
-        words = " ".join(filter(None, entries))
-        return f"{len(self)}\n{lattice}{properties} {words}\n" + (form * len(self)) % tuple(
-            chain.from_iterable(zip(*columns))
-        )
-
-
-@cache
-def _form(arrays: tuple[tuple[str, str, int], ...], filled: bool) -> tuple[str, str]:
-    """Return the description of columns and the format of a line."""
-    columns = [("species", "S" if filled else "R", 1, "%-2s"), ("pos", "R", 3, COLUMNS["f"][1])]
-    columns += [
-        (PROPERTY_NAME_MAP.get(name, name), COLUMNS[kind][0], count, COLUMNS[kind][1]) for name, kind, count in arrays
-    ]
-    described = ":".join(f"{name}:{kind}:{count}" for name, kind, count, _ in columns)
-    return f"Properties={described}", " ".join(form for *_, count, form in columns for _ in range(count)) + "\n"
-
-
-def _entry(key: str, value: Any) -> str:
-    """Return an entry of the second line of a structure."""
-    if type(value) in (float, int):
-        return f"{escape(key)}={value}"
-    if type(value) is str:
-        return f"{escape(key)}={escape(value)}"
-    return str(key_val_dict_to_str({key: value}))
+def text_of(frames: Sequence[Atoms]) -> str:
+    """Return structures as ASE writes them, which knows no unsigned numbers."""
+    for atoms in frames:
+        atoms.arrays |= {name: one.astype(np.int64) for name, one in atoms.arrays.items() if one.dtype.kind == "u"}
+    lines = StringIO()
+    write_xyz(lines, frames)
+    return lines.getvalue()
 
 
 def _any_number(values: NDArray[Any], counts: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -183,24 +137,23 @@ def _any_number(values: NDArray[Any], counts: NDArray[np.int64]) -> NDArray[np.b
     return np.bincount(np.repeat(np.arange(len(counts)), counts), numbers, minlength=len(counts)) > 0
 
 
-def _frames(block: Block, length: float) -> Iterator[Frame]:
+def _frames(block: Block, length: float) -> Iterator[Atoms]:
     """Give every structure without its predictions."""
     read = block.graphs
     if read is None:
-        yield from (Frame() for _ in range(len(block.predictions)))
+        yield from (Atoms() for _ in range(len(block.predictions)))
         return
     batch = read.whole
-    symbols = dict(enumerate(chemical_symbols))  # of graphs that are no structures, too
-    names = [symbols.get(number, "X") for number in batch[ATOMIC_NUMBERS].reshape(-1).numpy().tolist()]
+    numbers = batch[ATOMIC_NUMBERS].reshape(-1).numpy()  # of graphs that are no structures, too
+    numbers = np.where((numbers >= 0) & (numbers < len(chemical_symbols)), numbers, 0)
     positions, cells = batch.positions.numpy() * length, batch.cell.numpy() * length
     bounds = batch.node_offsets.numpy().tolist()
-    cell_rows, flags_of = cells.reshape(-1, 9).tolist(), batch.periodic.numpy().tolist()
-    facts = zip(read.reasons, bounds[:-1], bounds[1:], cell_rows, flags_of, strict=True)
+    facts = zip(read.reasons, bounds[:-1], bounds[1:], cells, batch.periodic.numpy(), strict=True)
     for reason, start, stop, cell, flags in facts:
         if reason:
-            yield Frame()
+            yield Atoms()
         else:
-            yield Frame(symbols=names[start:stop], positions=positions[start:stop], cell=cell, periodic=tuple(flags))
+            yield Atoms(numbers=numbers[start:stop], positions=positions[start:stop], cell=cell, pbc=flags)
 
 
 def _is_result(name: str, field: Field) -> bool:
