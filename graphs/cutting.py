@@ -51,9 +51,9 @@ def cut_nodes(
         from scipy.sparse.csgraph import reverse_cuthill_mckee
 
         order = torch.from_numpy(reverse_cuthill_mckee(adjacency(batch), symmetric_mode=True).astype(np.int64))
-    before = costs[order].cumsum(0) - costs[order]  # [nodes], the cost of the nodes before each
+    starts = costs[order].cumsum(0) - costs[order]  # [nodes], the cost of the nodes before each
     result = torch.empty_like(costs)
-    result[order] = before * parts // max(1, int(costs.sum()))
+    result[order] = starts * parts // max(1, int(costs.sum()))
     return result
 
 
@@ -89,8 +89,8 @@ def box_order(batch: GraphBatch) -> Int[Tensor, " nodes"]:
     from scipy.spatial import KDTree
 
     places, owner = batch.positions.detach().double().numpy(), batch.owner("node").numpy()
-    apart = 2 * np.ptp(places, axis=0).max()  # so that the tree parts graphs first
-    return torch.from_numpy(KDTree(np.column_stack([places, apart * owner])).indices.astype(np.int64))
+    distance = 2 * np.ptp(places, axis=0).max()  # so that the tree parts graphs first
+    return torch.from_numpy(KDTree(np.column_stack([places, distance * owner])).indices.astype(np.int64))
 
 
 def crossing(

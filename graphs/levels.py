@@ -83,12 +83,12 @@ def levels_of(batch: GraphBatch, count: int, kinds: Sequence[str] = ()) -> tuple
     """
     levels, fields = batch._derived.get(LEVELS), frozenset({CLUSTERS, *kinds})
     if levels is None or levels.fields != fields or len(levels.levels) < count:
-        finer, made = replace(finest_of(batch, kinds), clusters=batch.nodes[CLUSTERS]), list[Level]()
+        finer, coarser = replace(finest_of(batch, kinds), clusters=batch.nodes[CLUSTERS]), list[Level]()
         with torch.no_grad():
             for _ in range(count):
                 level, finer = next_level(finer)
-                made.append(level)
-        batch._derived[LEVELS] = levels = Levels(levels=tuple(made), fields=fields)
+                coarser.append(level)
+        batch._derived[LEVELS] = levels = Levels(levels=tuple(coarser), fields=fields)
     return levels.levels[:count]
 
 

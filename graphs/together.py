@@ -146,8 +146,8 @@ def _open_pairs(positions: Float[ndarray, "graphs nodes 3"], cutoff: float) -> l
         return None
     squares = np.zeros((graphs, nodes, nodes))
     for axis in range(3):
-        apart = positions[:, None, :, axis] - positions[:, :, None, axis]  # [graphs, receivers, senders]
-        squares += apart * apart
+        between = positions[:, None, :, axis] - positions[:, :, None, axis]  # [graphs, receivers, senders]
+        squares += between * between
     squares[:, np.arange(nodes), np.arange(nodes)] = np.inf
     if squares.min() < 2 * min(CLOSEST, 1e-3 * cutoff) ** 2:
         return None

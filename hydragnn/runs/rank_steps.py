@@ -161,7 +161,7 @@ def measured_steps(
     most = max(1, int(LONG / seconds_of(step_of(run, 1)[0], ranks)))
     graphs = min(max(graphs, ranks.size), most * ranks.size)
     every = [ParallelSettings(), *layouts]
-    found: list[Steps | None] = [None] * len(every)
+    last_steps: list[Steps | None] = [None] * len(every)
     begin, count = time.perf_counter(), TURNS * len(every)
     for done in range(count):
         number = done % len(every)
@@ -172,8 +172,8 @@ def measured_steps(
             own, batch = rank_of(run, replace(plan, parallel=layout), make_mesh(layout, ranks)), graphs
         else:
             own, batch = run, ceil(graphs / ranks.size)
-        found[number] = turn_of(own, layout.chunks, batch, ranks, found[number])
-    alone, *together = (steps for steps in found if steps is not None)
+        last_steps[number] = turn_of(own, layout.chunks, batch, ranks, last_steps[number])
+    alone, *together = (steps for steps in last_steps if steps is not None)
     return alone, together
 
 
@@ -301,8 +301,8 @@ def measured_noise(run: Assembly, alone: Steps, batch: int, devices: int, on_ste
     large = wide // part * part
     scale = noise_scale(np.array(squares[WARM_UP:]), part, large)
     counts = {"batch": min(batch, len(own)), "training_graphs": len(own), "graphs_per_step": large, "warm_up": WARM_UP}
-    there = settings.learning_rate * batch_factor(rule, max(1.0, scale["graphs"] or 0.0))
-    return {**scale, **counts, "learning_rates": [settings.learning_rate, there]}
+    rate = settings.learning_rate * batch_factor(rule, max(1.0, scale["graphs"] or 0.0))
+    return {**scale, **counts, "learning_rates": [settings.learning_rate, rate]}
 
 
 def step_of_parts(run: Assembly, shares: Sequence[Share]) -> list[float]:

@@ -304,8 +304,8 @@ class FlatParameters:
         if self.buckets:
             loss.backward(inputs=self.trained)
             return
-        found = torch.autograd.grad(loss, self.trained, allow_unused=True)
-        pairs = [(one.grad, new) for one, new in zip(self.trained, found) if new is not None]
+        new_gradients = torch.autograd.grad(loss, self.trained, allow_unused=True)
+        pairs = [(one.grad, new) for one, new in zip(self.trained, new_gradients) if new is not None]
         torch._foreach_add_([old for old, _ in pairs if old is not None], [new for _, new in pairs])
 
     def _begin_sum(self, number: int) -> Wait:
