@@ -365,7 +365,13 @@ def _phonons(name: str, crystal: Atoms, repeats: Sequence[int]) -> tuple[Any, An
         raise InputError(f"acoustic branches of {name} are {gap:.3g} meV at the origin, not 0; ask hydragnn check why")
     points = constants.crystal.get_mp_grid_spec(MESH * ureg("1/angstrom"))  # even: Debye-Waller is infinite at 0
     mesh = constants.calculate_qpoint_phonon_modes(mp_grid([one + one % 2 for one in points]))
-    lowest = mesh.frequencies.to("meV").magnitude.min(axis=1)
+    modes = np.sort(mesh.frequencies.to("meV").magnitude, axis=1)
+    lowest = modes[:, 0]
+    if modes[:, 2].max() < GAP:
+        reason = f"three modes stay below {GAP:g} meV, as those of a molecule in a box"
+        raise InputError(
+            f"by member {name} nothing holds cells of {crystal.symbols} together: {reason}; give a crystal"
+        )
     if lowest.min() < -GAP:
         mode = f"an imaginary mode, {-lowest.min():.3g}i meV at q = {mesh.qpts[lowest.argmin()].round(3).tolist()}"
         raise InputError(f"member {name} has {mode}; leave it out, or train it on crystals like this one")

@@ -244,6 +244,7 @@ MIXED.set_masses([63.0, 65.0] * 2)
         ("does not relax Cu", EMT(), bulk("Cu", a=4.8), {}),
         ("acoustic branches of Substrate are", Substrate(), COPPER, {"pressure": None}),
         ("EMT has an imaginary mode", EMT(), bulk("Cu", "bcc", a=2.86), {}),
+        ("nothing holds cells of Ar2 together", argon(), Atoms("Ar2", [[0, 0, 0], [0, 0, 3.8]], cell=[15] * 3, pbc=True), {"supercell": (1, 1, 1)}),
     ],
 )  # fmt: skip
 def test_what_has_no_spectrum_is_refused(says: str, model: Any, atoms: Any, options: dict[str, Any]) -> None:
