@@ -67,48 +67,6 @@ class Levels(HasTensors):
         return sum(tensor.nbytes for tensor in self.tensors())
 
 
-def level_of_clusters(
-    parent: Int[Tensor, " nodes"],
-    order: Int[Tensor, " nodes"],
-    members: Int[Tensor, " clusters"],
-    topology: Topology,
-    nodes_per_graph: Int[Tensor, " graphs"],
-    merging: Merging,
-    edge_kinds: Mapping[str, Int[Tensor, " edges"]],
-    vectors: Float[Tensor, "edges dim"] | None,
-) -> Level:
-    """Return the level of clusters; ``order`` lists their nodes cluster by cluster."""
-    nodes, count = parent.shape[0], members.shape[0]
-    each = torch.arange(nodes + 1, device=parent.device)
-    rows = parent.index_select(0, order)
-    offsets = torch.nn.functional.pad(members.cumsum(0), (1, 0))
-    joining = Topology(senders=order, receivers=rows, num_columns=nodes, num_rows=count)
-    joining.index_arrays.update(
-        row_offsets=offsets,
-        degrees=members,
-        by_sender=torch.empty_like(order).index_copy_(0, order, each[:-1]),
-        sorted_senders=each[:-1],
-        column_offsets=each,
-        receivers_by_sender=parent,
-    )
-    leaving = Topology(senders=parent, receivers=each[:-1], num_columns=count, num_rows=nodes)
-    leaving.index_arrays.update(
-        row_offsets=each, by_sender=order, sorted_senders=rows, column_offsets=offsets, receivers_by_sender=order
-    )
-    graphs = torch.arange(nodes_per_graph.shape[0], device=parent.device)
-    return Level(
-        topology=topology,
-        owner=torch.repeat_interleave(graphs, nodes_per_graph, output_size=count),
-        nodes_per_graph=nodes_per_graph,
-        joining=joining,
-        leaving=leaving,
-        share=members.clamp_min(1).double().reciprocal().index_select(0, rows),
-        merging=merging,
-        edge_kinds=edge_kinds,
-        vectors=vectors,
-    )
-
-
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Finer:
     """A graph that levels are made of."""
@@ -141,12 +99,14 @@ def next_level(finer: Finer) -> tuple[Level, Finer]:
         kinds += [*(images - images.amin(0) if len(images) else images).unbind(1)]
     topology, merging = merged_edges(finer.topology, parent, owner.shape[0], kinds, loops)
     vectors, middles = between_middles(finer, parent, order, members, topology, merging)
-    level = level_of_clusters(
-        parent=parent,
-        order=order,
-        members=members,
+    joining, leaving = both_ways(parent, order, members)
+    level = Level(
         topology=topology,
+        owner=owner,
         nodes_per_graph=torch.bincount(owner, minlength=finer.graphs),
+        joining=joining,
+        leaving=leaving,
+        share=members.double().reciprocal().index_select(0, joining.receivers),
         merging=merging,
         edge_kinds={name: merging.kind(kinds) for name, kinds in finer.edge_kinds.items()},
         vectors=vectors,
@@ -162,6 +122,30 @@ def next_level(finer: Finer) -> tuple[Level, Finer]:
         positions=middles,
         images=None if images is None else torch.stack([merging.kind(axis) for axis in images.unbind(1)], dim=1),
     )
+
+
+def both_ways(
+    parent: Int[Tensor, " nodes"], order: Int[Tensor, " nodes"], members: Int[Tensor, " clusters"]
+) -> tuple[Topology, Topology]:
+    """Return edges from nodes to their clusters, and back."""
+    nodes, count = parent.shape[0], members.shape[0]
+    each = torch.arange(nodes + 1, device=parent.device)
+    rows = parent.index_select(0, order)
+    offsets = torch.nn.functional.pad(members.cumsum(0), (1, 0))
+    joining = Topology(senders=order, receivers=rows, num_columns=nodes, num_rows=count)
+    joining.index_arrays.update(
+        row_offsets=offsets,
+        degrees=members,
+        by_sender=torch.empty_like(order).index_copy_(0, order, each[:-1]),
+        sorted_senders=each[:-1],
+        column_offsets=each,
+        receivers_by_sender=parent,
+    )
+    leaving = Topology(senders=parent, receivers=each[:-1], num_columns=count, num_rows=nodes)
+    leaving.index_arrays.update(
+        row_offsets=each, by_sender=order, sorted_senders=rows, column_offsets=offsets, receivers_by_sender=order
+    )
+    return joining, leaving
 
 
 def unwrapped(

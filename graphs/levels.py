@@ -111,12 +111,6 @@ def finest_of(batch: GraphBatch, kinds: Sequence[str] = ()) -> Finer:
     )
 
 
-def known_levels(batch: GraphBatch) -> Levels | None:
-    """The levels that a batch knows already; None where none were made."""
-    levels: Levels | None = batch._derived.get(LEVELS)
-    return levels
-
-
 def cluster_problems(batch: GraphBatch) -> Iterator[tuple[int, str]]:
     """Return graphs with clusters that are not nested, or no pairs."""
     owner = batch.owner("node").cpu().numpy()

@@ -40,10 +40,6 @@ class StartSettings(Settings):
     encoder_rate: float = Setting(default=1.0, gt=0, le=10)
     """Learning rate of the encoder over ``train.learning_rate``, which is that of the heads."""
 
-    layer_decay: float = Setting(default=1.0, gt=0, le=1)
-    """Layer-wise learning-rate decay: factor from each layer to the one before it, and from the first to the embedding of the inputs; 1: all
-    layers learn at one rate."""
-
     replay: float = Setting(default=0.0, ge=0, le=1)
     """Share of the start's training graphs that every epoch shows again, other ones each time; 0: none."""
 

@@ -60,7 +60,8 @@ class EGNNLayer(nn.Module):
             # eq. 5, without an array of messages; [nodes, channels]
             received = activated_sum(inner, envelope, topology)
         else:
-            messages = self.messages(inner)  # [edges, channels]
+            messages = silu(inner)  # [edges, channels]; the gate of eq. 8 is [edges, 1]
+            messages = messages if self.gate is None else messages * torch.sigmoid(self.gate(messages))
             received = (
                 segment_sum(messages, topology.receivers, topology.num_rows)
                 if envelope is None
@@ -82,11 +83,6 @@ class EGNNLayer(nn.Module):
         """Equation 3 but for its last SiLU."""
         received, sent = self.from_receiver(scalars), self.from_sender(scalars)  # [nodes, channels]
         return self.second(silu(gather_add(received, sent, self.from_edge(features), topology)))
-
-    def messages(self, inner: Float[Tensor, "edges channels"]) -> Float[Tensor, "edges channels"]:
-        """Return the message of every edge (eq. 3), perhaps gated."""
-        messages = silu(inner)  # [edges, channels]; the gate is [edges, 1]
-        return messages if self.gate is None else messages * torch.sigmoid(self.gate(messages))
 
 
 class EGNN(Architecture):

@@ -20,7 +20,7 @@ from hydragnn.base.errors import InputError
 from hydragnn.distributed.mesh import Mesh
 from hydragnn.kernels import SiLU
 from hydragnn.layers import MessageGraph
-from hydragnn.layers.split_plan import LayerSplit, Plan, Splittable, Ways
+from hydragnn.layers.split_plan import LayerSplit, Plan, Ways
 from hydragnn.models import GraphModel, ModelDescription
 from hydragnn.parallel import heads_of
 from hydragnn.training.pieces import Piece, whole_piece
@@ -217,7 +217,7 @@ def split_channels(model: nn.Module, mesh: Mesh) -> dict[str, Piece]:
     channels = Channels(group=group, size=size, rank=mesh.coordinate("tensor"), heads=heads)
     claimed: set[int] = set()
     for layer in list(model.modules()):
-        plan = layer.split_plan() if isinstance(layer, Splittable) else {}
+        plan: Plan = getattr(layer, "split_plan", dict)()
         of_head = heads.get(getattr(layer, "heads", size))
         if isinstance(layer, nn.Sequential) and not claimed & {id(part) for part in layer}:
             plan = plan_of_network(layer, channels.size)

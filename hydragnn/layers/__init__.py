@@ -32,7 +32,7 @@ from hydragnn.layers.radial import (
 )
 from hydragnn.layers.radial_tables import RadialFilters, tables_of
 from hydragnn.layers.readout import GatedProducts, GatedVectors, Pool, pool_nodes, pooled_nodes, shares_of_nodes
-from hydragnn.layers.split_plan import LayerSplit, Plan, Splittable
+from hydragnn.layers.split_plan import LayerSplit, Plan
 from hydragnn.layers.symmetric_contraction import SymmetricContraction, symmetric_polynomials
 from hydragnn.layers.triplets import TripletSums, reverses_of
 from hydragnn.layers.wrapping import Checkpointed, ConditionInputs, FiLM, PooledCondition, Residual

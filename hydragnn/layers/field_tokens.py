@@ -1,6 +1,6 @@
 """Input fields as tokens, with the names of ClimaX (Nguyen et al. 2023, arXiv:2301.10343)."""
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -16,12 +16,9 @@ from hydragnn.layers.attention import ATTENTION_FORMS, by_head
 from hydragnn.layers.inputs import NodeInputs, columns, mlp
 from hydragnn.layers.split_plan import LayerSplit, Plan
 
-Form = Callable[..., Tensor]
-"""softmax(Q K^T / sqrt(d) + mask) V of ``[graphs, heads, rows, width]``."""
-
 
 class CrossAttention(nn.Module):
-    """Multihead attention of some rows over others (arXiv:1706.03762, eq. 1).
+    """Multihead attention of one row over others (arXiv:1706.03762, eq. 1).
 
     Every projection is a linear map of its own, with the channels of each head side by side.
     """
@@ -31,17 +28,14 @@ class CrossAttention(nn.Module):
         self.heads = heads
         self.queries, self.keys, self.values, self.out = (nn.Linear(channels, channels) for _ in range(4))
 
-    def attend(
-        self,
-        queries: Float[Tensor, "graphs readers channels"],
-        keys: Float[Tensor, "graphs size channels"],
-        values: Float[Tensor, "graphs size channels"],
-        mask: Tensor | None,
-        form: Form,
-    ) -> Float[Tensor, "graphs readers channels"]:
-        """Return what projected queries read of projected keys and values, before ``out``."""
-        heads = (by_head(rows, self.heads) for rows in (queries, keys, values))
-        return form(*heads, mask).transpose(1, 2).flatten(2)
+    def forward(
+        self, query: Float[Tensor, " channels"], rows: Float[Tensor, "graphs size channels"], mask: Tensor | None
+    ) -> Float[Tensor, "graphs channels"]:
+        """Return what one query reads of the rows of every graph."""
+        queries = self.queries(query).expand(len(rows), 1, -1)
+        heads = (by_head(part, self.heads) for part in (queries, self.keys(rows), self.values(rows)))
+        read = form_on(ATTENTION_FORMS, rows.device.type)(*heads, mask)  # [graphs, heads, 1, width]
+        return self.out(read.flatten(1))
 
     def split_plan(self) -> Plan:
         """Return the heads."""
@@ -92,10 +86,7 @@ class FieldTokens(NodeInputs):
             present.append(is_present)
         rows = torch.cat(own, dim=1)  # [nodes, tokens, channels]
         mask = mask_of(present, [part.shape[1] for part in own], rows)
-        query = self.attention.queries(self.query).expand(batch.num_nodes, 1, -1)
-        form = form_on(ATTENTION_FORMS, rows.device.type)  # tokens do not depend on positions
-        read = self.attention.attend(query, self.attention.keys(rows), self.attention.values(rows), mask, form)
-        states: Tensor = self.attention.out(read.squeeze(1))
+        states: Tensor = self.attention(self.query, rows, mask)
         if self.lead is not None and self.lead_time is not None:
             states = states + spread(self.lead(batch.graphs[self.lead_time].reshape(-1, 1)), batch.owner("node"))
         return states

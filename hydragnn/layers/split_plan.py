@@ -18,7 +18,7 @@ way         forward             backward
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, Protocol, runtime_checkable
+from typing import Literal
 
 Way = Literal["copy", "reduce", "gather", "own", "cut"]
 Ways = tuple[Way, ...]
@@ -48,12 +48,4 @@ class LayerSplit:
 
 
 Plan = Mapping[str, LayerSplit]
-"""Parts of a layer by path: "" is the layer itself, "values.*" all of a list. A path may lead to a parameter; it is split along its first dimension."""
-
-
-@runtime_checkable
-class Splittable(Protocol):
-    """Layer with a plan."""
-
-    def split_plan(self) -> Plan:
-        """Return how the layer is split; empty: it stays whole."""
+"""What ``split_plan()`` of a layer gives, parts by path: "" is the layer itself, "values.*" all of a list. A path may lead to a parameter; it is split along its first dimension."""

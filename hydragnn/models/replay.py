@@ -129,13 +129,6 @@ def has_dropout(model: nn.Module) -> bool:
     return any(isinstance(part, nn.Dropout) and part.p > 0 for part in model.modules())
 
 
-def brings_sizes(model: GraphModel) -> bool:
-    """Return True where batches bring sizes that the data decide."""
-    settings = model.description.model
-    attends = settings.global_attention is not None and settings.global_attention.kind != "linear"
-    return attends or model.description.architecture.attends
-
-
 def padding_of(model: GraphModel, shapes: Sequence[Shape] = ()) -> Callable[[GraphBatch], GraphBatch]:
     """Return what pads batches for a model.
 

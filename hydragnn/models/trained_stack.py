@@ -24,7 +24,7 @@ from hydragnn.models.description import ModelDescription
 from hydragnn.models.distributions import Distribution, Point
 from hydragnn.models.executor import Eager, Recorded, copies_of
 from hydragnn.models.graph_model import GraphModel
-from hydragnn.models.replay import brings_sizes, replays_of
+from hydragnn.models.replay import replays_of
 from hydragnn.models.trained import TrainedModel, denormalise
 
 
@@ -99,7 +99,7 @@ class TrainedStack:
         self.share_inputs = all(of_model == scales[0] for of_model in scales)
         self.executor = Eager(model=self.model, copies=len(models))
         self.check(models)
-        if isinstance(first.executor, Recorded) and self.share_inputs and not brings_sizes(first.model):
+        if isinstance(first.executor, Recorded) and self.share_inputs:
             replays = replays_of(first.model, first.executor.replays.record)
             self.executor = Recorded(**vars(self.executor), replays=replays)
         self.members = [replace(one, executor=self.executor) for one in models]

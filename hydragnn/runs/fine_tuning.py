@@ -387,10 +387,9 @@ def rate_factors(model: GraphModel, start: OpenStart) -> dict[str, float]:
         number = (
             int(name.removeprefix(prefix).split(".")[0]) + 1 if name.startswith(prefix) else 0 if inputs else layers
         )
-        rate = settings.encoder_rate * settings.layer_decay ** (layers - number)
         is_open = any(parameter is table for table in of_elements)
         is_frozen = number <= settings.freeze and settings.freeze > 0 and not is_open
-        factors[name] = 1.0 if name.startswith("heads.") else 0.0 if is_frozen else rate
+        factors[name] = 1.0 if name.startswith("heads.") else 0.0 if is_frozen else settings.encoder_rate
     return factors
 
 

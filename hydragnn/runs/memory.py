@@ -17,7 +17,7 @@ from hydragnn.base.errors import InputError, about
 from hydragnn.base.machine import in_words
 from hydragnn.distributed.ranks import Ranks
 from hydragnn.graphs.coarse import Levels
-from hydragnn.graphs.levels import known_levels, levels_of
+from hydragnn.graphs.levels import LEVELS, levels_of
 from hydragnn.models import ModelDescription
 from hydragnn.runs.assembly import Assembly
 from hydragnn.runs.attempt import keep_beating
@@ -141,7 +141,7 @@ def measured_step(run: Assembly, share: Share) -> float:
     """Return the most bytes of a step beside the state; collective."""
     device = run.context.device
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        levels = [known_levels(part) for part in share.parts]
+        levels = [part._derived.get(LEVELS) for part in share.parts]
         held = sum(part.size for part in share.parts) + sum(one.size for one in levels if one)
         peak = peak_of(lambda: gradient_of_share(run.state, share, run.context), device)
     run.state.totals.zero_()
