@@ -169,10 +169,11 @@ def fill_values(batch: GraphBatch) -> dict[int, list[str]]:
 
 def _has_digits(values: NDArray[np.generic]) -> NDArray[np.bool_]:
     """Return True where numbers are large and have the digits of fill values."""
-    size = np.abs(values.astype(np.float64))
+    signed = values.astype(np.float64)
+    size = np.abs(signed)
     digits = size / 10.0 ** np.floor(np.log10(np.maximum(size, 1.0)))
     known = [np.isclose(digits, one, rtol=2e-7, atol=0) & (size > (1e15 if one in (1, 10) else 99)) for one in DIGITS]
-    return np.any(known, axis=0) & ((values < 0) | (size > 900))
+    return np.any(known, axis=0) & ((signed < 0) | (size > 900))
 
 
 def _component_labels(batch: GraphBatch) -> NDArray[np.int32]:
