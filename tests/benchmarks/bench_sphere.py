@@ -1,11 +1,12 @@
 """Field tokens and EGNN on shallow water on a sphere: roll-outs of 72 steps beside persistence and a linear predictor.
 
-    OMP_NUM_THREADS=1 python -m tests.benchmarks.bench_sphere OUT [--seeds 3]
+    OMP_NUM_THREADS=1 python -m tests.benchmarks.bench_sphere OUT [--seeds 3] [--part valid]
 
 Runs like Williamson's case 2 (a bump of water on a turned flow) and case 5 (a mountain somewhere) are netCDF files with a frame every hour, built into
-stores on an icosahedral mesh. Heights and velocities are departures from the run's steady zonal flow, which is an input beside them. Training graphs are
-turned and mirrored by symmetries of the mesh. Both models have the same inputs, heads, loss weights and seconds. Roll-outs begin at the first frames of runs
-that no training has seen, and of both cases themselves; settings were chosen on the part ``valid``. Finished parts in OUT are taken as they are.
+stores on an icosahedral mesh. Heights and velocities are departures from the run's steady zonal flow, which is an input beside them. Edges have what
+multiplies departures in the equations. Training graphs are turned and mirrored by symmetries of the mesh, with noise on the inputs. Both models have the same
+inputs, heads, loss weights and seconds. Roll-outs begin at the first frames of runs that no training has seen, and of both cases themselves; settings were
+chosen on the part ``valid``. Finished parts in OUT are taken as they are.
 """
 
 import argparse
@@ -23,6 +24,7 @@ import hydragnn
 from hydragnn.datasets import StoreWriter, open_store
 from hydragnn.ensemble import rollout
 from hydragnn.ensemble.estimates.metrics import volume_scores
+from hydragnn.graphs import Field
 from tests.benchmarks.sphere_water import CASE_2, CASE_5, Run, random_run, write_course
 
 HOURS, STEPS, REFINEMENT, COPIES = 1, 72, 2, 4
@@ -31,8 +33,13 @@ PARTS: dict[str, list[Run]] = {
     "valid": [random_run(number) for number in range(500, 506)],
     "test": [*(random_run(number) for number in range(1000, 1008)), CASE_2, CASE_5],
 }
-GROUPS = {"like case 2": (0, 2, 4, 6), "like case 5": (1, 3, 5, 7), "case 2": (8,), "case 5": (9,)}
-"""Numbers of the test runs."""
+GROUPS: dict[str, dict[str, tuple[int, ...]]] = {
+    "valid": {"like case 2": (0, 2, 4), "like case 5": (1, 3, 5)},
+    "test": {"like case 2": (0, 2, 4, 6), "like case 5": (1, 3, 5, 7), "case 2": (8,), "case 5": (9,)},
+}
+"""Numbers of the runs of a part."""
+NOISE = 0.1
+"""Deviation of the noise on heights and velocities of training inputs, over that of the field; targets have none."""
 GEOMETRY = {"cutoff": 0.7, "num_radial": 4, "radial": "gaussian"}
 MODELS: dict[str, dict[str, Any]] = {
     "field_tokens": {"hidden_dim": 32, "num_layers": 2, **GEOMETRY},
@@ -41,7 +48,13 @@ MODELS: dict[str, dict[str, Any]] = {
 EPOCHS = {"field_tokens": 2, "egnn": 4}
 PARTS_OF_COURSES = {"step 6": slice(5, 6), "all steps": slice(0, STEPS), "step 72": slice(STEPS - 1, STEPS)}
 NAMES = ("height", "velocity")
+COEFFICIENTS = [
+    Field(name="spin", on="edge", shape=(3,), unit="1/s"),
+    Field(name="depth", on="edge", shape=(3,), unit="m"),
+    Field(name="flow", on="edge", unit="m/s"),
+]
 INPUTS = [*NAMES, "steady_velocity", "mean_height", "orography", "coriolis", "normal", "direction"]
+INPUTS += [field.name for field in COEFFICIENTS]
 WEIGHTS = {"height": 1.7, "velocity": 1.0}
 """Loss weights: (deviation of the field / of its change in a step)^2, over that of velocities."""
 
@@ -95,13 +108,25 @@ def symmetries(points: Any, neighbours: Any) -> tuple[Any, Any]:
     return turns, sources
 
 
+def with_coefficients(batch: Any) -> Any:
+    """Return graphs with what multiplies departures in the equations: f n, H r and u . r, of edges along r."""
+    along, ends = batch["direction"], (batch.receivers, batch.senders)
+    water = batch["mean_height"] + batch["steady_height"] - batch["orography"]
+    depth, flow = (sum(one[end] for end in ends) / 2 for one in (water, batch["steady_velocity"]))
+    spin = (batch["coriolis"].unsqueeze(1) * batch["normal"])[batch.receivers]
+    values = {"spin": spin, "depth": depth.unsqueeze(1) * along, "flow": (flow * along).sum(1)}
+    return batch.with_fields(values, fields=COEFFICIENTS)
+
+
 def write_turned(store: Any, path: Path) -> None:
-    """Write copies of every graph, each turned or mirrored at random."""
-    one, random = store[[0]], np.random.default_rng(0)
+    """Write copies of every graph, each turned or mirrored at random, with noise."""
+    one, random, noise = store[[0]], np.random.default_rng(0), torch.Generator().manual_seed(0)
+    levels = {name: NOISE * float(store[:][name].std()) for name in NAMES}
     points, count = one.positions.double().numpy(), one.num_nodes
     points = points / np.linalg.norm(points, axis=1, keepdims=True)
     turns, sources = symmetries(points, np.bincount(one.receivers.numpy()))
-    with StoreWriter(path, store.fields(), dim=3, attributes=store.attributes, texts=tuple(store.texts)) as writer:
+    fields, texts = [*store.fields(), *COEFFICIENTS], tuple(store.texts)
+    with StoreWriter(path, fields, dim=3, attributes=store.attributes, texts=texts) as writer:
         for start in list(range(0, len(store), STEPS)) * COPIES:
             batch, chosen = store[list(range(start, start + STEPS))], random.integers(len(turns), size=STEPS)
             rows = torch.as_tensor((sources[chosen] + count * np.arange(STEPS)[:, None]).ravel())
@@ -113,7 +138,9 @@ def write_turned(store: Any, path: Path) -> None:
                 if name == "coriolis":  # a mirror turns the planet the other way
                     values = values * torch.linalg.det(turn).round().repeat_interleave(count)
                 nodes[name] = values
-            writer.write(replace(batch, nodes=nodes))
+            for name, level in levels.items():
+                nodes[name] = nodes[name] + level * torch.randn(nodes[name].shape, generator=noise)
+            writer.write(with_coefficients(replace(batch, nodes=nodes)))
 
 
 def trained(out: Path, kind: str, seed: int, epochs: int) -> float:
@@ -178,10 +205,12 @@ def linear_course(train: Any, first: Any) -> dict[str, Any]:
     return {"height": steps[..., 0] * scale["height"], "velocity": steps[..., 1:] * scale["velocity"]}
 
 
-def errors_of(courses: dict[str, dict[str, Any]], truth: dict[str, Any], volumes: Any) -> dict[str, Any]:
+def errors_of(
+    courses: dict[str, dict[str, Any]], truth: dict[str, Any], volumes: Any, groups: dict[str, tuple[int, ...]]
+) -> dict[str, Any]:
     """Return scores of every predictor by group of runs and field and by part of the course."""
     table: dict[str, Any] = {}
-    for group, runs in GROUPS.items():
+    for group, runs in groups.items():
         for name in NAMES:
             for who, course in courses.items():
                 rows = table.setdefault(f"{group}, {name}", {}).setdefault(who, {})
@@ -195,7 +224,7 @@ def errors_of(courses: dict[str, dict[str, Any]], truth: dict[str, Any], volumes
     return table
 
 
-def single_errors(model: Any, batch: Any) -> dict[str, list[float]]:
+def single_errors(model: Any, batch: Any, groups: dict[str, tuple[int, ...]]) -> dict[str, list[float]]:
     """Return errors of one step from true states over the change in it, by group of runs."""
     with torch.no_grad():
         own = model.trainable().eval()(batch)
@@ -203,10 +232,10 @@ def single_errors(model: Any, batch: Any) -> dict[str, list[float]]:
     for name in NAMES:
         later = batch[f"next_{name}"].double()
         error, change = (
-            (one.double() - later).square().reshape(len(PARTS["test"]), -1).mean(1)
+            (one.double() - later).square().reshape(len(batch) // STEPS, -1).mean(1)
             for one in (own[f"next_{name}"], batch[name])
         )
-        table[name] = [round(float((error[[*r]].sum() / change[[*r]].sum()).sqrt()), 2) for r in GROUPS.values()]
+        table[name] = [round(float((error[[*r]].sum() / change[[*r]].sum()).sqrt()), 2) for r in groups.values()]
     return table
 
 
@@ -238,13 +267,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("out", type=Path)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--part", choices=[*GROUPS], default="test", help="runs of the roll-outs")
     options = parser.parse_args()
-    out = options.out
+    out, groups = options.out, GROUPS[options.part]
     out.mkdir(exist_ok=True)
     write_stores(out)
     seconds = {f"{kind}-{s}": trained(out, kind, s, EPOCHS[kind]) for s in range(options.seeds) for kind in MODELS}
-    test, runs = open_store(out / "test.h5"), len(PARTS["test"])
-    first = test[list(range(0, len(test), STEPS))]
+    test, runs = open_store(out / f"{options.part}.h5"), len(PARTS[options.part])
+    first = with_coefficients(test[list(range(0, len(test), STEPS))])
     nodes, truth = first.num_nodes // runs, {}
     for name in NAMES:
         shape = first[name].shape[1:]
@@ -258,12 +288,12 @@ def main() -> None:
     courses["linear"] = {n: courses["linear"][n].reshape(truth[n].shape) for n in NAMES}
     for run in seconds:
         model = hydragnn.load(out / run)
-        singles[run], course = single_errors(model, test[:]), rollout(model, first, STEPS)
+        singles[run], course = single_errors(model, with_coefficients(test[:]), groups), rollout(model, first, STEPS)
         courses[run] = {name: course.mean(name).reshape(truth[name].shape) for name in NAMES}
-    draw(courses, truth, first["volume"].double()[:nodes], out / "sphere.svg")
-    scores = errors_of(courses, truth, first["volume"].double()[:nodes])
+    draw(courses, truth, first["volume"].double()[:nodes], out / f"{options.part}.svg")
+    scores = errors_of(courses, truth, first["volume"].double()[:nodes], groups)
     result = {"cpu seconds": seconds, "one step over its change": singles, "scores": scores}
-    (out / "figures.json").write_text(json.dumps(result, indent=1))
+    (out / f"{options.part}.json").write_text(json.dumps(result, indent=1))
     print(f"{'':32}" + "".join(f"{who:>18}" for who in courses))
     for row, scores in result["scores"].items():
         for part in PARTS_OF_COURSES:

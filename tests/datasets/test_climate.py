@@ -18,11 +18,12 @@ from hydragnn.datasets.sources.base import made
 from hydragnn.datasets.sources.registry import source_named
 from hydragnn.ensemble import rollout
 from hydragnn.ensemble.estimates.metrics import volume_scores
-from hydragnn.graphs import GraphBatch
+from hydragnn.graphs import Field, GraphBatch, graph_from_arrays
 from hydragnn.graphs.sphere import grid_mesh, points_at, refined_icosahedron, vectors_of
 
 xarray = pytest.importorskip("xarray")
 pytest.importorskip("zarr")
+from tests.benchmarks.bench_sphere import symmetries, with_coefficients  # noqa: E402
 from tests.benchmarks.sphere_water import CASE_2, GRAVITY, Run, Water  # noqa: E402
 
 NORTH, EAST = np.arange(-80.0, 81, 20), np.arange(0.0, 360, 30)
@@ -299,6 +300,36 @@ def test_derivatives_equal_those_of_torch_harmonics() -> None:
     )
     found = other.spec2grid(other.dudtspec(other.grid2spec(torch.from_numpy(state.copy())))).numpy()
     assert (np.abs(found - change).max((1, 2)) < 1e-6 * np.abs(change).max((1, 2))).all()
+
+
+def test_coefficients_of_edges_turn_and_mirror_with_the_graph() -> None:
+    points, sides = refined_icosahedron(1)
+    senders, receivers = np.concatenate([sides, sides[:, ::-1]]).T
+    names = ("coriolis", "mean_height", "steady_height", "orography", "steady_velocity")
+    fields = [Field(name=name, on="node", shape=(3,) if name == names[-1] else ()) for name in names]
+    fields += [Field(name="normal", on="node", shape=(3,)), Field(name="direction", on="edge", shape=(3,))]
+    away = points[senders] - points[receivers]
+    edges = {"direction": away / np.linalg.norm(away, axis=1, keepdims=True)}
+    random = np.random.default_rng(0)
+    values: dict[str, Any] = {field.name: random.normal(size=(len(points), *field.shape)) for field in fields[:5]}
+
+    def coefficients(own: dict[str, Any]) -> GraphBatch:
+        nodes = own | {"normal": points}
+        graph = graph_from_arrays(points, senders, receivers, fields=fields, nodes=nodes, edges=edges)
+        return with_coefficients(graph)
+
+    one = coefficients(values)
+    number = {pair: n for n, pair in enumerate(zip(one.senders.tolist(), one.receivers.tolist()))}
+    turns, sources = symmetries(points, np.bincount(receivers))
+    for turn, nodes in [(turns[k], sources[k]) for k in (7, 80)]:
+        side = np.linalg.det(turn).round()
+        turned = {name: own[nodes] for name, own in values.items()}
+        turned |= {"coriolis": side * turned["coriolis"], names[-1]: turned[names[-1]] @ turn.T}
+        other = coefficients(turned)
+        same = [number[pair] for pair in zip(nodes[other.senders].tolist(), nodes[other.receivers].tolist())]
+        assert np.allclose(other["flow"], one["flow"][same], atol=1e-4)
+        assert np.allclose(other["depth"], one["depth"][same].numpy() @ turn.T, atol=1e-4)
+        assert np.allclose(other["spin"], side * one["spin"][same].numpy() @ turn.T, atol=1e-4)
 
 
 def test_evaluation_report_and_roll_out_know_areas_and_lead_times(tmp_path: Path, monkeypatch: Any) -> None:
