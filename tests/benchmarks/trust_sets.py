@@ -233,12 +233,15 @@ def acetylacetone(data: Path) -> TrustSet:
     return TrustSet(graphs=cold, table=forces_table("painn", 4.5, 24, 50), beyond={"600 K": hot[:: 500 // ASKED]})
 
 
-def elements(data: Path) -> TrustSet:
-    """Cu, Ni and Mo of mlearn: strained crystals and dynamics, asked for vacancies and surfaces."""
+def elements(data: Path, names: Sequence[str]) -> TrustSet:
+    """Three elements of mlearn: strained crystals and dynamics, asked for vacancies and surfaces."""
     groups: dict[str, list[GraphBatch]] = {}
-    for element in ("Cu", "Ni", "Mo"):
+    for element in names:
         for atoms in ase.io.read(data / f"mlearn/{element}_train.extxyz.gz", index=":"):
-            groups.setdefault(atoms.info["group"], []).append(from_ase(atoms, 4.2, fields=[ENERGY, FORCES]))
+            kind = atoms.info["group"]
+            if kind == "?":  # Cu and Ni, whose crystals have 108 atoms
+                kind = {107: "Vacancy", 108: "Crystal"}.get(len(atoms), "Surface")
+            groups.setdefault(kind, []).append(from_ase(atoms, 4.2, fields=[ENERGY, FORCES]))
     beyond = {kind: groups.pop(kind) for kind in ("Vacancy", "Surface")}
     known = [graph for group in groups.values() for graph in group]
     return TrustSet(graphs=known, table=forces_table("schnet", 4.2, 24, 30), beyond=beyond)
@@ -406,7 +409,7 @@ SETS: Mapping[str, Callable[[Path], TrustSet]] = {
     ),
     "polycrystals": polycrystals,
     "acac": acetylacetone,
-    "mlearn": elements,
+    "mlearn": partial(elements, names=("Cu", "Ni", "Mo")),
     "melts": melts,
     "mixed": mixed,
     "waves": waves,
@@ -472,6 +475,7 @@ SETS: Mapping[str, Callable[[Path], TrustSet]] = {
         smaller=lambda size, of: size <= 13,
         larger=lambda size, of: size >= 22,
     ),
+    "crystals": partial(elements, names=("Li", "Si", "Ge")),
 }
 TRUTHS: Mapping[str, Callable[[Atoms], np.ndarray]] = {
     **dict.fromkeys(("alloys", "melts", "mixed"), EMT().get_forces),
@@ -480,7 +484,7 @@ TRUTHS: Mapping[str, Callable[[Atoms], np.ndarray]] = {
 }
 NEEDS = {
     "acac": "acac/train_600K.xyz.gz",
-    "mlearn": "mlearn/Cu_train.extxyz.gz",
+    **dict.fromkeys(("mlearn", "crystals"), "mlearn/Cu_train.extxyz.gz"),
     **dict.fromkeys(("qm9", "oxides", "amines"), "qm9/qm9_dev_12000.npz"),
 }
 """Published data that a set needs."""
