@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 from jaxtyping import Float, Int
+from scipy.spatial.distance import cdist
 
 from hydragnn.ensemble.domain.detector import (
     LARGEST_TABLE,
@@ -180,13 +181,17 @@ class Contacts(Detector):
 RIDGE = 0.01
 """Least variance of a direction, over the mean one."""
 
+ALIKE = 0.03
+"""Relative difference of lengths that is added to all, so that closer graphs are alike."""
+FAR = 3.0
+"""Standard deviations from which a statistic is named as the reason."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Statistics(Detector):
-    """Mahalanobis distance of a graph's statistics from those of training graphs."""
+    """Distances of a graph's statistics from those of training graphs: Mahalanobis, and least of edges."""
 
     name: ClassVar[str] = "statistics"
-    channels: ClassVar = (Channel(slack=0.1),)
 
     columns: Mapping[str, int]
     """Inputs, and how many statistics each has."""
@@ -194,16 +199,27 @@ class Statistics(Detector):
     unit: Float[Array, " statistics"]
     """One over standard deviations of training graphs; 0 of constants."""
     whitening: Float[Array, "statistics statistics"]
+    edges: Float[Array, "graphs 3"]
+    """Of training graphs; empty in ensembles without their channel."""
+
+    @property
+    def channels(self) -> tuple[Channel, ...]:
+        """Return one of all statistics, and one of edges."""
+        return (Channel(slack=0.1),) * (2 if len(self.edges) else 1)
 
     def values(self, view: GraphView) -> Float[Array, "graphs channels"]:
         """Return logarithms of distances; what a graph has not is as usual."""
         away = np.nan_to_num((statistics_of(view, self.columns) - self.mean) * self.unit)
-        return np.log(np.maximum(np.linalg.norm(away @ self.whitening.T, axis=1, keepdims=True), 1e-6))
+        columns = [np.maximum(np.linalg.norm(away @ self.whitening.T, axis=1), 1e-6)]
+        columns += [cdist(_edges(view), self.edges).min(axis=1) + ALIKE] if len(self.edges) else []
+        return np.log(np.stack(columns, axis=1))
 
     def reason(self, view: GraphView, graph: int, channel: int, value: float) -> str:
-        """Return the statistic that is furthest from its mean in words."""
+        """Return the statistic that is furthest from its mean in words, or edges where none is far."""
         away = np.nan_to_num((statistics_of(view, self.columns)[graph] - self.mean) * self.unit)
         most = int(np.abs(away).argmax())
+        if channel and np.abs(away[most]) < FAR:
+            return "lengths and numbers of its edges are unlike those of every training graph"
         names = [f"the {which} distance of its nodes to their nearest neighbours" for which in ("mean", "largest")]
         for name, count in self.columns.items():
             classes = view.batch.fields[name].classes if name in view.batch.fields else 0
@@ -220,7 +236,9 @@ class Statistics(Detector):
             raise ValueError("inputs have other statistics")
         size = 2 + sum(columns.values())
         mean, unit = stored.numbers("mean", size), stored.numbers("unit", size)
-        return cls(columns=columns, mean=mean, unit=unit, whitening=stored.numbers("whitening", size, size))
+        edges = stored.numbers("edges", None, 3) if "edges" in stored.tensors else np.zeros((0, 3))
+        whitening = stored.numbers("whitening", size, size)
+        return cls(columns=columns, mean=mean, unit=unit, whitening=whitening, edges=edges)
 
 
 def _columns(field: Field) -> int:
@@ -234,7 +252,8 @@ def fitted_statistics(training: Iterable[GraphView], inputs: Sequence[Field]) ->
     """
     tables = [one for one in inputs if one.parity == "scalar" and max(one.width, one.classes) <= LARGEST_TABLE]
     columns = {one.name: _columns(one) for one in tables}
-    rows = np.concatenate([np.zeros((0, 2 + sum(columns.values()))), *(statistics_of(v, columns) for v in training)])
+    seen = [(statistics_of(view, columns), _edges(view)) for view in training]
+    rows, edges = map(np.concatenate, zip((np.zeros((0, 2 + sum(columns.values()))), np.zeros((0, 3))), *seen))
     has = np.isfinite(rows)
     counts = np.maximum(has.sum(axis=0), 1)
     mean = np.where(has, rows, 0.0).sum(axis=0) / counts
@@ -246,7 +265,7 @@ def fitted_statistics(training: Iterable[GraphView], inputs: Sequence[Field]) ->
     unit = np.where(differs, 1 / np.where(differs, deviation, 1.0), 0.0)
     moments = (away * unit).T @ (away * unit) / len(rows)
     whitening = np.ascontiguousarray(whitening_of(moments, RIDGE * len(differs) / differs.sum()))
-    return [Statistics(columns=columns, mean=mean, unit=unit, whitening=whitening)]
+    return [Statistics(columns=columns, mean=mean, unit=unit, whitening=whitening, edges=edges)]
 
 
 def statistics_of(view: GraphView, columns: Mapping[str, int]) -> Float[Array, "graphs statistics"]:
@@ -275,6 +294,15 @@ def _spacings(view: GraphView) -> Float[Array, "graphs 2"]:
     largest = view.largest(nearest)
     both = np.concatenate([_means(nearest, view.node_rows), largest], axis=1)
     return np.log(np.where(largest > 0, both, np.nan))
+
+
+def _edges(view: GraphView) -> Float[Array, "graphs 3"]:
+    """Return mean and deviation of logarithms of lengths, and logarithms of edges per node; 0 without edges."""
+    rows = view.edge_rows[view.node_rows] if view.batch.dim else np.zeros(len(view) + 1, dtype=np.int64)
+    mean, square = (_means(np.log(view.lengths)[:, None] ** power, rows) for power in (1, 2))
+    per_node = np.diff(rows) / np.maximum(np.diff(view.node_rows), 1)
+    neighbours = np.log(np.where(per_node > 0, per_node, 1.0))[:, None]
+    return np.concatenate([mean, np.sqrt(np.maximum(square - mean**2, 0.0)), neighbours], axis=1)
 
 
 def _means(items: Float[Array, "items columns"], rows: Int[Numbers, " ends"]) -> Float[Array, "graphs columns"]:

@@ -25,6 +25,7 @@ from hydragnn.ensemble.domain import (
     GraphView,
     OpenReferences,
     Spread,
+    Statistics,
     domain_from_json,
     fitted_domain,
     scores_of,
@@ -202,6 +203,20 @@ def test_meshes_of_another_resolution_are_flagged(spacing: float, jitter: float,
     domain, _ = fitted_domain(chains, np.arange(100), [(np.arange(100, 200), Doubts())], [], [], [])
     flagged = output_of(domain, chain(spacing, jitter)).reasons[0]
     assert re.match(reason, flagged) if reason else not flagged
+
+
+def test_another_lattice_with_the_same_nearest_distances_is_flagged_by_its_edges(domain: Domain) -> None:
+    frame = crystal(np.random.default_rng(4), lattice="bcc", a=3.6 * (2 / 3) ** 0.5)
+    assert output_of(domain, frame).reasons[0].startswith("statistics: lengths and numbers of its edges are unlike")
+
+
+def test_statistics_that_were_saved_without_edges_keep_their_values(domain: Domain, crystals: MemoryStore) -> None:
+    statistics = next(one for one in domain.detectors if isinstance(one, Statistics))
+    tensors = {name: values for name, values in statistics.tensors().items() if name != "edges"}
+    before = Statistics.load(statistics.settings(), Stored(tensors=tensors, fields=ATOMS))
+    view = GraphView(batch=crystals.read(np.arange(20), KNOWN), scale=domain.scale)
+    assert len(before.channels) == 1
+    np.testing.assert_array_equal(before.values(view), statistics.values(view)[:, :1])
 
 
 def test_the_spread_counts_per_node_where_the_target_grows_with_nodes(crystals: MemoryStore) -> None:
