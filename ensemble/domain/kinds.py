@@ -183,13 +183,11 @@ RIDGE = 0.01
 
 ALIKE = 0.03
 """Relative difference of lengths that is added to all, so that closer graphs are alike."""
-FAR = 3.0
-"""Standard deviations from which a statistic is named as the reason."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Statistics(Detector):
-    """Distances of a graph's statistics from those of training graphs: Mahalanobis, and least of edges."""
+    """Mahalanobis distance of statistics from training graphs, and least distance of edges."""
 
     name: ClassVar[str] = "statistics"
 
@@ -211,14 +209,16 @@ class Statistics(Detector):
         """Return logarithms of distances; what a graph has not is as usual."""
         away = np.nan_to_num((statistics_of(view, self.columns) - self.mean) * self.unit)
         columns = [np.maximum(np.linalg.norm(away @ self.whitening.T, axis=1), 1e-6)]
-        columns += [cdist(_edges(view), self.edges).min(axis=1) + ALIKE] if len(self.edges) else []
+        columns += (
+            [cdist(np.nan_to_num(_lengths(view)[:, 2:]), self.edges).min(axis=1) + ALIKE] if len(self.edges) else []
+        )
         return np.log(np.stack(columns, axis=1))
 
     def reason(self, view: GraphView, graph: int, channel: int, value: float) -> str:
-        """Return the statistic that is furthest from its mean in words, or edges where none is far."""
+        """Return the statistic furthest from its mean, or edges, in words."""
         away = np.nan_to_num((statistics_of(view, self.columns)[graph] - self.mean) * self.unit)
         most = int(np.abs(away).argmax())
-        if channel and np.abs(away[most]) < FAR:
+        if channel and np.abs(away[most]) < 3:
             return "lengths and numbers of its edges are unlike those of every training graph"
         names = [f"the {which} distance of its nodes to their nearest neighbours" for which in ("mean", "largest")]
         for name, count in self.columns.items():
@@ -252,7 +252,7 @@ def fitted_statistics(training: Iterable[GraphView], inputs: Sequence[Field]) ->
     """
     tables = [one for one in inputs if one.parity == "scalar" and max(one.width, one.classes) <= LARGEST_TABLE]
     columns = {one.name: _columns(one) for one in tables}
-    seen = [(statistics_of(view, columns), _edges(view)) for view in training]
+    seen = [(statistics_of(view, columns), np.nan_to_num(_lengths(view)[:, 2:])) for view in training]
     rows, edges = map(np.concatenate, zip((np.zeros((0, 2 + sum(columns.values()))), np.zeros((0, 3))), *seen))
     has = np.isfinite(rows)
     counts = np.maximum(has.sum(axis=0), 1)
@@ -270,7 +270,7 @@ def fitted_statistics(training: Iterable[GraphView], inputs: Sequence[Field]) ->
 
 def statistics_of(view: GraphView, columns: Mapping[str, int]) -> Float[Array, "graphs statistics"]:
     """Return logarithms of distances to nearest neighbours, and statistics of inputs; NaN without them."""
-    batch, result = view.batch, [_spacings(view)]
+    batch, result = view.batch, [_lengths(view)[:, :2]]
     for name, count in columns.items():
         own = np.full((len(view), count), np.nan)
         if field := batch.fields.get(name):
@@ -286,23 +286,16 @@ def statistics_of(view: GraphView, columns: Mapping[str, int]) -> Float[Array, "
     return np.concatenate(result, axis=1)
 
 
-def _spacings(view: GraphView) -> Float[Array, "graphs 2"]:
-    """Return logarithms of mean and largest distance to nearest neighbours; NaN without edges."""
+def _lengths(view: GraphView) -> Float[Array, "graphs 5"]:
+    """Return log distances (mean, largest nearest) and edges (number, mean, deviation)."""
     if not len(view.lengths):
-        return np.full((len(view), 2), np.nan)
-    nearest = per_segment(np.minimum, view.lengths[:, None], view.edge_rows)
-    largest = view.largest(nearest)
-    both = np.concatenate([_means(nearest, view.node_rows), largest], axis=1)
-    return np.log(np.where(largest > 0, both, np.nan))
-
-
-def _edges(view: GraphView) -> Float[Array, "graphs 3"]:
-    """Return mean and deviation of logarithms of lengths, and logarithms of edges per node; 0 without edges."""
-    rows = view.edge_rows[view.node_rows] if view.batch.dim else np.zeros(len(view) + 1, dtype=np.int64)
+        return np.full((len(view), 5), np.nan)
+    rows, nearest = view.edge_rows[view.node_rows], per_segment(np.minimum, view.lengths[:, None], view.edge_rows)
+    largest, per_node = view.largest(nearest), np.diff(rows) / np.maximum(np.diff(view.node_rows), 1)
+    sizes = np.concatenate([_means(nearest, view.node_rows), largest, per_node[:, None]], axis=1)
     mean, square = (_means(np.log(view.lengths)[:, None] ** power, rows) for power in (1, 2))
-    per_node = np.diff(rows) / np.maximum(np.diff(view.node_rows), 1)
-    neighbours = np.log(np.where(per_node > 0, per_node, 1.0))[:, None]
-    return np.concatenate([mean, np.sqrt(np.maximum(square - mean**2, 0.0)), neighbours], axis=1)
+    deviation = np.sqrt(np.maximum(square - mean**2, 0.0))
+    return np.concatenate([np.log(np.where(largest > 0, sizes, np.nan)), mean, deviation], axis=1)
 
 
 def _means(items: Float[Array, "items columns"], rows: Int[Numbers, " ends"]) -> Float[Array, "graphs columns"]:
