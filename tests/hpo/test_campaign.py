@@ -195,7 +195,7 @@ def test_a_folder_is_not_taken_over(search: Search, settings: Settings, tmp_path
         ({"warm_start": ["nowhere"]}, "neither a campaign"),
         ({"nodes_per_trial": [3, 2]}, r"nodes_per_trial = \(3, 2\); give the smallest"),
         ({"nodes_per_trial": 0}, "at least 1"),
-        ({"nodes_per_trial": 2, "trials_per_node": 4}, "keep one of them at 1"),
+        ({"nodes_per_trial": 2, "trials_per_node": 4}, "leave out nodes_per_trial, ranks_per_node and other shares"),
         ({"nodes_per_trial": 2}, "this machine is one node; begin with --set search.nodes_per_trial=1"),
         ({"launcher": "slurm"}, 'launcher = "slurm", but this is no allocation'),
     ],
