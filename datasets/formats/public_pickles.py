@@ -44,7 +44,7 @@ def _storage(content: bytes) -> Any:
 
 def _tensor(storage: Any, offset: int, shape: Sequence[int], strides: Sequence[int], *_: Any) -> Any:
     """Return a tensor; ValueError where it is larger than its storage."""
-    if math.prod(shape) > max(1, storage.numel()):
+    if any(type(size) is not int for size in shape) or math.prod(shape) > max(1, storage.numel()):
         raise ValueError("a tensor beyond its storage")
     return storage.as_strided(tuple(shape), tuple(strides), offset).numpy().copy()
 

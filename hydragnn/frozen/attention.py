@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from hydragnn.base.errors import InputError
 from hydragnn.frozen.graph import FrozenGraph
 from hydragnn.frozen.irreps import Blocks, Couplings, Irreps, IrrepsLinear, paths_between
-from hydragnn.frozen.settings import FrozenSettings
+from hydragnn.frozen.settings import FLAT, FrozenSettings
 from hydragnn.graphs.pyg import torch_geometric
 from hydragnn.kernels import segment_softmax
 from hydragnn.layers import SphericalHarmonics
@@ -18,8 +18,6 @@ from hydragnn.layers import SphericalHarmonics
 GPS, EQUIVARIANT = "GPS", "EquivariantTransformer"
 DEGREES = {"PAINN": 2, "PNAEq": 2, "SchNet": 1, "DimeNet": 1, "MACE": 0}
 """Degrees of the states of kinds with an equivariant transformer; those of MACE are in its settings."""
-EDGE_KINDS = ("GAT", "PNA", "PNAPlus", "PAINN", "PNAEq", "CGCNN", "SchNet", "EGNN", "DimeNet", "MACE")
-"""Kinds whose layers see features of edges, and with GPS always differences of positional encodings."""
 
 
 def embeddings(settings: FrozenSettings) -> dict[str, nn.Module]:
@@ -32,7 +30,7 @@ def embeddings(settings: FrozenSettings) -> dict[str, nn.Module]:
     sizes = {"node_emb": settings.input_dim}
     if engine == GPS:
         sizes |= {"pos_emb": settings.pe_dim, "node_lin": 2 * hidden}
-        if settings.kind in EDGE_KINDS:
+        if settings.kind not in FLAT:
             sizes["rel_pos_emb"] = settings.pe_dim
             sizes |= {"edge_emb": settings.edge_dim, "edge_lin": 2 * hidden} if settings.edge_dim else {}
     return {name: nn.Linear(size, hidden, bias=False) for name, size in sizes.items()}

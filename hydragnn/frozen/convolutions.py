@@ -5,10 +5,8 @@ from torch import Tensor, nn
 
 from hydragnn.frozen.graph import FrozenGraph
 from hydragnn.frozen.model import AGGREGATORS, GAT_HEADS, SCALERS, FrozenModel
-from hydragnn.frozen.settings import FrozenSettings
+from hydragnn.frozen.settings import FLAT, FrozenSettings
 from hydragnn.graphs.pyg import torch_geometric
-
-SEE_EDGES = ("PNA", "GAT", "CGCNN")
 
 
 def convolution(settings: FrozenSettings, in_dim: int, out_dim: int, edge_dim: int, last: bool) -> nn.Module:
@@ -54,7 +52,7 @@ class Convolutional(FrozenModel):
     def _layer(self, in_dim: int, out_dim: int, *, number: int, last: bool, edge_dim: int) -> nn.Module:
         kind = self.settings.kind
         one = convolution(self.settings, in_dim, out_dim, edge_dim, last)
-        layer = _Convolution(one, edge_dim > 0 and kind in SEE_EDGES)
+        layer = _Convolution(one, edge_dim > 0 and kind not in FLAT)
         if kind == "GAT" and self.settings.global_attn_engine and not last:
             layer.module_1 = nn.Linear(out_dim * GAT_HEADS, out_dim)
         return layer

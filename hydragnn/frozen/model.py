@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from hydragnn.base.errors import InputError
 from hydragnn.frozen import attention
 from hydragnn.frozen.graph import FrozenGraph
 from hydragnn.frozen.settings import ACTIVATIONS, POOLS, FrozenSettings, Networks
@@ -151,7 +152,7 @@ class FrozenModel(nn.Module):
             if head.level == "graph":
                 values = network(self.graph_shared[name](of_graph))
             elif isinstance(network, NodeNetworks):
-                values = network(inv)
+                values = network(inv, graph.batch)
             else:
                 values = self._convolved(cast(nn.ModuleList, network), inv, equiv, graph)
             outputs.append((values[:, : head.dim], values[:, head.dim :].square() if self.settings.variance else None))
@@ -175,10 +176,14 @@ class NodeNetworks(nn.Module):
         self.mlp = nn.ModuleList(networks)
         self.activation_function = activation  # for its key, where it learns
 
-    def forward(self, inv: Tensor) -> Tensor:
-        """Outputs of all nodes."""
+    def forward(self, inv: Tensor, batch: Tensor) -> Tensor:
+        """Outputs of all nodes; InputError for graphs of another size."""
         if len(self.mlp) == 1:
             return self.mlp[0](inv)
+        if (batch.bincount() != len(self.mlp)).any():
+            raise InputError(
+                f"the model has a network for each of {len(self.mlp)} nodes (mlp_per_node); give such graphs"
+            )
         per_place = [network(inv[place :: len(self.mlp)]) for place, network in enumerate(self.mlp)]
         return torch.stack(per_place, dim=1).flatten(0, 1)
 

@@ -19,7 +19,10 @@ Generation = Literal["v2.0", "v3.0", "2024", "v4.0", "v5.0", "main", "variables"
 OLD = ("v2.0", "v3.0", "2024")
 FAILURE = "suffered silent failure"
 """Beginning of a sentence, before the number in docs/silent-failures.md."""
-FIRST = ("GIN", "SAGE", "MFC", "GAT", "PNA", "CGCNN")
+FLAT = ("GIN", "SAGE", "MFC")
+"""Kinds whose layers see no edges' features; those of all others do."""
+FIRST = (*FLAT, "GAT", "PNA", "CGCNN")
+"""Kinds that do not depend on positions."""
 OLD_KINDS = {"v2.0": FIRST} | dict.fromkeys(("v3.0", "2024"), (*FIRST, "SchNet", "DimeNet", "EGNN"))
 """Kinds of old versions whose arithmetic is known."""
 UNREAD = ("graph_pooling", "global_attn_engine", "use_graph_attr_conditioning", "enable_interatomic_potential")

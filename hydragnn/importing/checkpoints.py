@@ -16,8 +16,8 @@ from hydragnn.base.errors import InputError
 from hydragnn.base.limits import check_readable
 from hydragnn.frozen.settings import FAILURE
 
-LARGEST = 768 * 2**20
-"""Bytes of all weights of a checkpoint; eight times those of the table that names them."""
+LARGEST, TABLE = 768 * 2**20, 6 * 2**20
+"""Bytes of all weights of a checkpoint, and of the table that names them, each of which may become an object."""
 
 DTYPES = {
     "FloatStorage": torch.float32,
@@ -139,7 +139,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
             root = next((name[: -len("data.pkl")] for name in records if name.endswith("/data.pkl")), None)
             if root is None:
                 raise ValueError("it has no table")
-            if records[f"{root}data.pkl"] > LARGEST // 8:
+            if records[f"{root}data.pkl"] > TABLE:
                 raise ValueError("its table has more bytes than names of tensors take")
             table = _Table(BytesIO(file.read(f"{root}data.pkl"))).load()
             states = table.get("model_state_dict", table) if isinstance(table, dict) else None

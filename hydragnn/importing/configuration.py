@@ -1,15 +1,16 @@
 """Configurations of the public HydraGNN as run files and build files."""
 
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import tomli_w
+
 from hydragnn.base.errors import InputError
 from hydragnn.base.files import read_json
-from hydragnn.frozen.settings import OWN_KINDS
+from hydragnn.frozen.settings import FIRST, FLAT, OWN_KINDS
 from hydragnn.importing.finding import FORMATS, has_files, path_texts
 from hydragnn.importing.variables import LOSSES, Source, Variable, complete, variable
 
@@ -17,9 +18,6 @@ Table = dict[str, Any]
 
 VECTORS = ("EGNN", "PAINN", "PNAEq", "MACE")
 """Kinds with vectors."""
-
-FLAT = ("GIN", "SAGE", "MFC")
-"""Kinds that see no lengths."""
 
 SETTINGS: dict[str, tuple[str, ...]] = {
     "MFC": ("max_neighbours",),
@@ -58,11 +56,13 @@ def import_configuration(path: Path, files: Sequence[str] = (), store: str = "da
 
     ``files`` are those of the data; else the configuration names them. InputError for another file.
     """
-    source = Source(read_json(path), path)
-    if source.kind not in OWN_KINDS:
-        raise InputError(f"{path}: mpnn_type is {source.kind}, none of {', '.join(OWN_KINDS)}; check the configuration")
-    notes: list[str] = []
+    table, notes = read_json(path), list[str]()
     with complete(f"{path} is damaged"):
+        source = Source(table, path)
+        if source.kind not in OWN_KINDS:
+            raise InputError(
+                f"{path}: mpnn_type is {source.kind}, none of {', '.join(OWN_KINDS)}; check the configuration"
+            )
         build, targets = _build(source, files, notes)
         run = _run(source, build, targets, store, notes)
     return ImportedConfiguration(run=run, build=build, notes=tuple(dict.fromkeys(notes)))
@@ -222,7 +222,7 @@ def _model(source: Source, notes: list[str]) -> Table:
     model: Table = {"kind": OWN_KINDS[kind], "hidden_dim": int(architecture["hidden_dim"])}
     model["num_layers"] = int(architecture["num_conv_layers"])
     radius = architecture.get("radius")
-    if kind not in FLAT and radius and (kind not in ("GAT", "PNA", "CGCNN") or architecture.get("edge_features")):
+    if radius and (kind not in FIRST or (kind not in FLAT and architecture.get("edge_features"))):
         model["cutoff"] = float(radius)
     for key in SETTINGS.get(kind, ()):
         if (value := architecture.get(key)) is not None:
@@ -288,17 +288,6 @@ def _widths(network: Mapping[str, Any]) -> list[int]:
     return [int(width) for width in (*shared, *(own if isinstance(own, list) else [own]))] or [64]
 
 
-def toml(table: Table, notes: Sequence[str] = (), name: str = "") -> str:
+def toml(table: Table, notes: Sequence[str] = ()) -> str:
     """Return a table as TOML, with notes as comments before it."""
-    lines = [f"# {' '.join(note.split())}" for note in notes]
-    lines += [f"{key} = {json.dumps(one, ensure_ascii=False)}" for key, one in table.items() if not _is_table(one)]
-    for key, value in table.items():
-        some = value if isinstance(value, list) else [value]
-        for one in some if _is_table(value) else ():
-            place = f"[[{name}{key}]]" if isinstance(value, list) else f"[{name}{key}]"
-            lines += ["", place, toml(one, name=f"{name}{key}.").rstrip()]
-    return "\n".join(lines) + "\n"
-
-
-def _is_table(value: Any) -> bool:
-    return isinstance(value, dict) or (isinstance(value, list) and bool(value) and isinstance(value[0], dict))
+    return "".join(f"# {' '.join(note.split())}\n" for note in notes) + tomli_w.dumps(table)

@@ -89,8 +89,6 @@ class Case:
     architecture = property(attrgetter("source.architecture"))
     training = property(attrgetter("source.training"))
     networks = property(attrgetter("source.networks"))
-    names = property(attrgetter("checkpoint.weights"))
-    optimized = property(attrgetter("checkpoint.optimized"))
     steps = property(attrgetter("checkpoint.steps"))
 
     def shifts(self) -> bool:
@@ -151,15 +149,15 @@ class Case:
         if drawn := [name for name, equal in self.began.items() if equal and LATE.match(name)]:
             return f"{', '.join(drawn)} are still the numbers that seed 0 draws"
         parameters = len({id(one) for one in self.module.parameters()})
-        if self.branches == 1 and self.optimized is not None and self.optimized >= parameters:
+        if self.branches == 1 and (self.checkpoint.optimized or 0) >= parameters:
             return "not suffered", f"the optimizer knows all {parameters} parameters: the run was continued from a file"
         return "its networks are made in the first forward pass, after the optimizer"
 
     @rule(3, "predictions with random parameters, since names do not fit", "its code for inference finds all names")
     def _not_strict(self) -> Answer:
-        scripts = self.settings.generation not in (*OLD, "v4.0")  # which skip names; they are of 2026
-        lost = [name for name in self.names if scripts and (name.startswith("module.") or LATE.match(name))]
-        return bool(lost) and f"its scripts for inference skip {len(lost)} of {len(self.names)} names, as {lost[0]}"
+        names, scripts = self.checkpoint.weights, self.settings.generation not in (*OLD, "v4.0")  # they are of 2026
+        lost = [name for name in names if scripts and (name.startswith("module.") or LATE.match(name))]
+        return bool(lost) and f"its scripts for inference skip {len(lost)} of {len(names)} names, as {lost[0]}"
 
     @rule(5, "task-parallel training leaves embeddings and frequencies as they began", "there are none")
     def _task_parallel(self) -> Answer:

@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from hydragnn.base.errors import InputError
+from hydragnn.base.settings import leaves
 from hydragnn.frozen import FrozenSettings
+from hydragnn.frozen.settings import FIRST
 from hydragnn.graphs.field import ATOMIC_NUMBERS, RESERVED, Field, Location
 from hydragnn.importing.model import ENCODING, LENGTHS
 
@@ -18,9 +20,9 @@ NUMBERS = re.compile(r"(atomic_?num(ber)?s?|num_?of_?protons|protons?|z)", re.IG
 """Names of columns that are atomic numbers."""
 TEXT = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?|true|false|nan|inf", re.IGNORECASE)
 """Numbers and truth values as texts."""
+SIZES, MOST = re.compile(r"(dims?|num_sharedlayers)$"), 10**6
+"""Names of widths and numbers, and what all of them are less than together."""
 CLASSES = 119
-WITH_FORCES = ("PNAPlus", "SchNet", "DimeNet", "EGNN", "PAINN", "PNAEq", "MACE")
-"""Kinds that depend on positions."""
 LOSSES = {"mse": "mse", "mae": "mae", "rmse": "mse", "smooth_l1": "huber", "GaussianNLLLoss": "nll"}
 Span = tuple[float, float]
 
@@ -60,7 +62,7 @@ def complete(otherwise: str) -> Iterator[None]:
         yield
     except InputError:
         raise
-    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
         raise InputError(f"{otherwise} ({type(error).__name__}: {error}); copy it again") from error
 
 
@@ -77,9 +79,14 @@ class Source:
         self.potential = bool(
             self.architecture.get("enable_interatomic_potential") or self.training.get("compute_grad_energy")
         )
-        for key, value in (*self.architecture.items(), *self.training.items()):
+        for key, value in leaves([self.architecture, self.training]):
             if isinstance(value, str) and TEXT.fullmatch(value):
-                raise InputError(f'{where}: {key} = "{value}" is a text; write it without quotes')
+                raise InputError(f'{where}: {key[2:]} = "{value}" is a text; write it without quotes')
+        sizes = [
+            value if isinstance(value, list) else [value] for key, value in leaves(self.table) if SIZES.search(key)
+        ]
+        if sum(min(abs(one), MOST) for one in chain(*sizes) if isinstance(one, int | float)) >= MOST:
+            raise InputError(f"{where}: widths and numbers of layers add up to more than {MOST:,}; copy it again")
         self.kind = str(self.architecture.get("mpnn_type") or self.architecture.get("model_type"))
         self.loss = str(self.training.get("loss_function_type") or "mse")
 
@@ -223,7 +230,7 @@ def reading_of(source: Source, settings: FrozenSettings) -> Reading:
         outputs = source.outputs([one.field.name for one in inputs])
     if settings.radius is not None and not 0 < settings.radius < math.inf:
         raise InputError(f"config.json: radius = {settings.radius} is no distance; copy it again")
-    if settings.interatomic and settings.kind not in WITH_FORCES:
+    if settings.interatomic and settings.kind in FIRST:
         raise InputError(f"config.json: {settings.kind} does not depend on positions, so it cannot give forces")
     levels = [(one.field.on, one.field.width) for one in outputs]
     if not settings.interatomic and levels != [(one.level, one.dim) for one in settings.heads]:

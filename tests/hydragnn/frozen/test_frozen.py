@@ -210,7 +210,10 @@ def test_other_files_are_no_configurations(config: Config) -> None:
 def test_every_place_in_a_graph_has_its_network() -> None:
     networks = NodeNetworks([nn.Sequential(nn.Linear(1, 1, bias=False)) for _ in range(2)], nn.ReLU())
     networks.load_state_dict({"mlp.0.0.weight": torch.tensor([[1.0]]), "mlp.1.0.weight": torch.tensor([[2.0]])})
-    assert networks(torch.ones(4, 1)).flatten().tolist() == [1, 2, 1, 2]
+    assert networks(torch.ones(4, 1), torch.tensor([0, 0, 1, 1])).flatten().tolist() == [1, 2, 1, 2]
+    for owners in ([0, 0, 0, 0], [0, 0, 0, 1]):
+        with pytest.raises(InputError, match="for each of 2 nodes"):
+            networks(torch.ones(4, 1), torch.tensor(owners))
 
 
 def test_shards_of_one_rank_are_named() -> None:

@@ -1,6 +1,7 @@
 """Damaged and hostile files of the public HydraGNN: one sentence each, nothing written, nothing executed, little memory."""
 
 import io
+import json
 import os
 import pickle
 import resource
@@ -20,7 +21,7 @@ from hydragnn.base.errors import InputError
 from hydragnn.datasets import convert_store
 from hydragnn.graphs.pyg import torch_geometric
 from tests.datasets.public_files import samples, write_bp
-from tests.hydragnn.importing.public_runs import Code, write_model
+from tests.hydragnn.importing.public_runs import Code, config_of, write_model
 from tests.hydragnn.importing.test_importing import HOSTILE as CHECKPOINTS
 
 Data = torch_geometric("data").Data
@@ -174,6 +175,7 @@ SETS: dict[str, tuple[Write, str]] = {
     "a state of a function": (pickled(State({"a": 1}, torch._utils._rebuild_parameter, len, False, {})), "is not run"),
     "10 GB in a tensor": (pickled(tensor((HUGE,))), "beyond its storage"),
     "10 GB by a stride of 0": (pickled(tensor((HUGE,), (0,))), "beyond its storage"),
+    "10 GB in a size": (pickled(tensor((10**10, b"x"))), "beyond its storage"),  # type: ignore[arg-type]
     "a tensor before its storage": (pickled(tensor((3,), offset=-2)), "is not run"),
     "10 GB in a storage": (pickled(tensor((3,), storage=stored(Stored(HUGE).content()))), "is not run"),
     "10 GB in an array": (pickled(array((HUGE,), "f4", b"")), "is not run"),
@@ -202,6 +204,29 @@ def checkpoint(content: bytes) -> Write:
     return lambda folder: write_model(folder / "run").write_bytes(content)
 
 
+def configured(**sections: Any) -> Write:
+    """Return a writer of a run with other sections of the configuration."""
+
+    def write(folder: Path) -> None:
+        write_model(folder / "run")
+        (folder / "run" / "config.json").write_text(json.dumps(config_of(**sections)))
+
+    return write
+
+
+def deep(levels: int) -> Any:
+    return {"a": deep(levels - 1)} if levels else {}
+
+
+CONFIGURATIONS: dict[str, tuple[Write, str]] = {
+    "36 GB of columns": (configured(dataset={"node_features": {"name": ["z"], "dim": [10**9]}}), "add up to more than"),
+    "8 GB of layers": (configured(hidden_dim=8, num_sharedlayers=10**9), "add up to more than"),
+    "a width without end": (configured(output_dim=[1, float("inf")]), "add up to more than"),
+    "a width in quotes": (configured(output_heads={"graph": {"num_sharedlayers": "9"}}), "write it without quotes"),
+    "sections in sections": (configured(more=deep(400)), "config.json"),
+}
+
+
 def end_of(folder: Path, channel: int) -> None:
     """Write how a command ends, and the bytes that it took."""
     before, start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.monotonic()
@@ -218,7 +243,7 @@ def end_of(folder: Path, channel: int) -> None:
     os.write(channel, pickle.dumps((sentence, (after - before) * 1024, time.monotonic() - start)))
 
 
-HOSTILE = SETS | {name: (checkpoint(content), words) for name, (content, words) in CHECKPOINTS.items()}
+HOSTILE = SETS | CONFIGURATIONS | {name: (checkpoint(content), words) for name, (content, words) in CHECKPOINTS.items()}
 
 
 @pytest.mark.parametrize("name", HOSTILE)

@@ -96,6 +96,7 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
     "no numbers": (archive({"model_state_dict": {"a": tensor(10, 0, (10,), (1,))}}, {}), "record has 0 bytes"),
     "other size later": (archive({"model_state_dict": {"a": Changed()}}, {"0": NUMBERS}), "no attribute"),
     "ten gigabytes of one string": (of_table(b"\x80\x05\x96" + (10**10).to_bytes(8, "little") + b"."), "damaged"),
+    "twenty million objects": (of_table(b"\x80\x05" + b"}" * 20_000_000 + b"."), "more bytes than names of tensors"),
     "diverged": (torch_bytes({"a": torch.tensor([1.0, torch.nan])}), "NaN or infinite numbers in a"),
     "no tensors": (torch_bytes({"model_state_dict": {}}), "no state dictionary"),
     "a list": (torch_bytes([1, 2]), "no state dictionary"),
