@@ -42,8 +42,8 @@ class HydragnnBuild(BuildSettings):
 
     kind: Literal["hydragnn"] = "hydragnn"
 
-    format: Literal["bp", "pickle", "lsms", "cfg", "xyz"] | None = None
-    """Format of the files; absent: sets, or folders with a ``-meta.pkl``."""
+    format: Literal["lsms", "cfg", "xyz"] | None = None
+    """Format of raw files; absent: sets, or folders with a ``-meta.pkl``."""
 
     heads: list[Literal["node", "graph"]] | None = None
     """Places of ``y_0``, ``y_1``, ... in a packed ``y``; absent: by length."""
@@ -74,7 +74,7 @@ class HydragnnBuild(BuildSettings):
 
     @model_validator(mode="after")
     def _check(self) -> "HydragnnBuild":
-        if (self.format in RAW) != (self.cutoff is not None):
+        if bool(self.format) != (self.cutoff is not None):
             raise ValueError("raw files have no edges: give format and cutoff together, and neither for bp and pickle")
         if (self.format == "lsms") != bool(self.node_features):
             raise ValueError("node_features name the columns of lsms files; give them for these alone")
@@ -87,7 +87,7 @@ class HydragnnBuild(BuildSettings):
     @cached_property
     def stores(self) -> list[PublicStore]:
         """Return sets, or one of all raw files."""
-        if self.format in RAW:
+        if self.format:
             return [self._raw_store(RAW[self.format])]
         paths = find_files(self.files)
         places = dict.fromkeys(path if path.is_dir() or path.suffix == ".bp" else path.parent for path in paths)

@@ -21,7 +21,7 @@ from hydragnn.graphs.field import ATOMIC_NUMBERS, Field
 from hydragnn.graphs.parts import PART
 from hydragnn.graphs.pyg import CELLS, PERIODIC
 from hydragnn.importing.configuration import raw_files
-from hydragnn.importing.finding import SETS, folder_of_raw, path_of_branch
+from hydragnn.importing.finding import SETS, folder_of_raw
 from hydragnn.importing.model import LENGTHS
 from hydragnn.importing.runs import Imported
 from hydragnn.importing.variables import CLASSES, Reading, Source, Variable, complete, reading_of
@@ -52,7 +52,7 @@ def with_data(model: Imported, place: Path) -> tuple[Imported, GraphStore, Seque
         settings: Any = read_build_settings(table, cast(Path, folder_of_raw(model.files)) / "BUILD.toml")
         (source,) = settings.stores
     graphs: Sequence[int] = range(len(source))
-    named, known = path_of_branch(model.files, model.branch), BRANCH in {one.name for one in source.fields()}
+    named, known = model.files.paths.get(f"branch-{model.branch}"), BRANCH in {one.name for one in source.fields()}
     numbers = source.column(BRANCH).values.reshape(-1) if model.branches > 1 and known else np.zeros(0)
     if model.branches > 1 and (not named or len(np.unique(numbers)) > 1):
         if not known:

@@ -192,7 +192,7 @@ class Case:
 
     @rule(9, "the loss of energies in double precision is computed in single", "no interatomic potential in double")
     def _single_loss(self) -> Answer:
-        precision = str(self.training.get("precision"))
+        precision = str(self.training.get("precision")).lower()
         double = precision in ("fp64", "float64", "double") and self.settings.interatomic
         return double and f"precision = {precision} with an interatomic potential"
 

@@ -43,6 +43,17 @@ class ModelFiles:
         """Return the configuration; InputError without one."""
         return _config(self.checkpoint.parent)
 
+    @cached_property
+    def dataset(self) -> Mapping[str, Any]:
+        """Return the section on data; empty without one."""
+        return own if isinstance(own := self.config.get("Dataset"), dict) else {}
+
+    @cached_property
+    def paths(self) -> dict[str, str]:
+        """Return the paths of data by part or branch."""
+        own = self.dataset.get("path") or {}
+        return path_texts(own if isinstance(own, dict) else {"": own})
+
 
 def find_models(path: Path) -> list[ModelFiles]:
     """Return the models of a folder or file."""
@@ -131,10 +142,9 @@ def find_data(model: ModelFiles, branch: int | None = None) -> Path | None:
 
     InputError where several sets lie there, and the configuration names none of them.
     """
-    dataset = model.config.get("Dataset", {})
-    dataset = dataset if isinstance(dataset, dict) else {}
-    shared = [*_paths(dataset, branch is not None), *(f"dataset/{dataset.get('name')}{suffix}" for suffix in SETS)]
-    names, several = [own] if (own := path_of_branch(model, branch)) else shared, list[Path]()
+    shared = [one for key, one in model.paths.items() if branch is None or not key.startswith("branch-")]
+    shared += [f"dataset/{model.dataset.get('name')}{suffix}" for suffix in SETS]
+    names, several = [own] if (own := model.paths.get(f"branch-{branch}")) else shared, list[Path]()
     for root in _roots(model):
         for name in names:
             if (root / name).suffix in SETS and has_files(root / name):
@@ -145,7 +155,7 @@ def find_data(model: ModelFiles, branch: int | None = None) -> Path | None:
                 return near[0]
             several = several or sorted(near)
     if (raw := folder_of_raw(model)) is not None:
-        return raw / _paths(dataset)[0]
+        return raw / next(iter(model.paths.values()))
     if several:
         some, key = ", ".join(one.name for one in several[:3]), "total" if branch is None else f"branch-{branch}"
         raise InputError(
@@ -155,20 +165,12 @@ def find_data(model: ModelFiles, branch: int | None = None) -> Path | None:
     return None
 
 
-def path_of_branch(model: ModelFiles, branch: int | None) -> str:
-    """Return the set that the configuration names for a branch; empty without."""
-    dataset = model.config.get("Dataset")
-    paths = dataset.get("path") if isinstance(dataset, dict) else None
-    return str(paths.get(f"branch-{branch}") or "") if isinstance(paths, dict) else ""
-
-
 def folder_of_raw(model: ModelFiles) -> Path | None:
     """Return the folder from which paths of raw files count; None without."""
-    dataset = model.config.get("Dataset")
-    if not isinstance(dataset, dict) or dataset.get("format") not in FORMATS or "node_features" not in dataset:
+    if model.dataset.get("format") not in FORMATS or "node_features" not in model.dataset or not model.paths:
         return None
-    places = _paths(dataset)
-    return next((one for one in _roots(model) if places and all(has_files(one / name) for name in places)), None)
+    places = model.paths.values()
+    return next((one for one in _roots(model) if all(has_files(one / name) for name in places)), None)
 
 
 def has_files(path: Path) -> bool:
@@ -181,13 +183,6 @@ def has_files(path: Path) -> bool:
 
 def _roots(model: ModelFiles) -> list[Path]:
     return [model.checkpoint.parent, *model.checkpoint.absolute().parents[1:4]]
-
-
-def _paths(dataset: Mapping[str, Any], shared: bool = False) -> list[str]:
-    """Return named files; ``shared``: those of no branch alone."""
-    paths = dataset.get("path") or {}
-    paths = path_texts(paths if isinstance(paths, dict) else {"": paths})
-    return [one for key, one in paths.items() if not (shared and key.startswith("branch-"))]
 
 
 def path_texts(paths: Mapping[str, Any]) -> dict[str, str]:

@@ -105,21 +105,13 @@ class PublicInputs(nn.Module):
         """Return the batch as its code saw it; else InputError."""
         settings, dtype = self.settings, self.origin.dtype
         x = torch.cat([columns(batch.nodes[name], self.by_name[name]).to(dtype) for name in settings.columns], dim=1)
-        positions = batch.positions.to(dtype)
         edges = torch.stack([batch.senders, batch.receivers])
         if not settings.images and bool(batch.edge_shifts.any()):
             raise InputError(
                 "this model was trained on graphs without periodic images; set pbc to false in the structures"
             )
         shifts = -batch.edge_shifts.to(dtype)  # theirs are added at the receiver
-        graph = FrozenGraph(
-            x=x,
-            pos=positions,
-            edge_index=edges,
-            edge_shifts=shifts,
-            batch=batch.owner("node"),
-            num_graphs=batch.num_graphs,
-        )
+        graph = FrozenGraph(x, batch.positions.to(dtype), edges, batch.owner("node"), batch.num_graphs, shifts)
         more: dict[str, Any] = {}
         if settings.edge_lengths:
             more["edge_attr"] = (graph.lengths() / settings.edge_lengths).detach()

@@ -108,9 +108,12 @@ class Source:
         """Return what the model reads, but for graph attributes and encodings."""
         if self.named:
             rows = [one for one in self.named["inputs"] if one.get("role", "feature") == "feature"]
+            if encoded := [one["name"] for one in rows if one.get("encoding")]:
+                raise InputError(f"{self.where}: the encoding of {encoded[0]} is not read; train it anew without one")
             return [variable(one["name"], one["level"], one["dim"]) for one in rows]
         names, dims = self._features("node")
-        columns = [(name, number) for number, (name, dim) in enumerate(zip(names, dims)) for name in _parts(name, dim)]
+        parts = [[name] if dim == 1 else [f"{name}_{part}" for part in range(dim)] for name, dim in zip(names, dims)]
+        columns = [(name, number) for number, some in enumerate(parts) for name in some]
         result = []
         for place, column in enumerate(_from_zero(self.listed["input_node_features"])):
             name, feature = columns[column] if column < len(columns) else (f"x_{column}", column)
@@ -178,10 +181,6 @@ def _from_zero(numbers: Sequence[int]) -> Sequence[int]:
     if any(one < 0 for one in numbers):
         raise ValueError(f"{numbers} count from the end")
     return numbers
-
-
-def _parts(name: str, dim: int) -> list[str]:
-    return [name] if dim == 1 else [f"{name}_{part}" for part in range(dim)]
 
 
 def _distinct(outputs: Sequence[Variable], used: Iterable[str]) -> list[Variable]:

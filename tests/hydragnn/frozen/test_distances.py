@@ -1,5 +1,6 @@
 """Arithmetic of kinds with distances for which no folder of the public HydraGNN is at hand."""
 
+import math
 from typing import Any
 
 import pytest
@@ -71,3 +72,31 @@ def test_convolutional_heads_of_dimenet_leave_edge_features_out() -> None:
     options = {**settings, **sizes, "heads": [{"level": "node", "dim": 1}], "node_heads": {"branch-0": head}}
     model = DimeNet(FrozenSettings.model_validate({**options, "edge_dim": 1, "radius": 3.0}))
     assert {name.split(".")[0] for name, _ in model.named_parameters() if "edge_lin" in name} == {"graph_convs"}
+
+
+def test_equivariant_schnet_of_v3_is_what_its_formulas_give() -> None:
+    """Pairs in plain loops: its nodes move from their receivers, as far as filters say, in all layers but the last."""
+    torch.manual_seed(0)
+    model = model_of(SchNet, "v3.0", equivariance=True).double()
+    weights = {name: nn.init.normal_(value).data for name, value in model.named_parameters()}
+    x, pos = torch.rand(5, 1).double(), 2 * torch.rand(5, 3).double()
+    graph = FrozenGraph(x, pos, torch.zeros(2, 0).long(), torch.zeros(5).long(), 1)
+    states = list[Any]()
+    model.graph_convs[-1].register_forward_hook(lambda module, inputs, outputs: states.append(outputs[0]))
+    model(graph)
+    for layer in range(2):
+        own = {name[23:]: one for name, one in weights.items() if name.startswith(f"graph_convs.{layer}.module_2.")}
+        received, steps = torch.zeros(5, 5).double(), torch.zeros(5, 5, 3).double()
+        near = (pos[:, None] - pos).norm(dim=2) < 3
+        for i, j in (near & ~torch.eye(5).bool()).nonzero().tolist():
+            length = (pos[i] - pos[j]).norm()
+            filters = own["nn.0.weight"] @ torch.exp(-0.5 * (length - torch.arange(4)) ** 2) + own["nn.0.bias"]
+            filters = own["nn.2.weight"] @ (nn.functional.softplus(filters) - math.log(2)) + own["nn.2.bias"]
+            filters = filters * (0.5 * (torch.cos(math.pi * length / 3) + 1))
+            received[i] += (own["lin1.weight"] @ x[j]) * filters
+            if layer == 0:
+                middle = (own["coord_mlp.0.weight"] @ filters + own["coord_mlp.0.bias"]).relu()
+                steps[j, i] = (pos[j] - pos[i]) / (length + 1) * (own["coord_mlp.2.weight"] @ middle)
+        last = received @ own["lin2.weight"].T + own["lin2.bias"]
+        x, pos = last.relu(), pos + steps.sum(1) / (near.sum(1) - 1).clamp_min(1)[:, None]
+    torch.testing.assert_close(states[-1], last, rtol=1e-7, atol=1e-7)  # there log 2 is of single precision

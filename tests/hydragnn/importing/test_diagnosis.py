@@ -180,6 +180,7 @@ ROWS: list[tuple[int, dict[str, Any], FrozenSettings, dict[str, Any], str]] = [
     (8, architecture(output_heads={"node": two(type="conv")}), gin, {}, YES),
     (8, CONVOLUTIONAL, gin, {}, NO),
     (9, training(precision="fp64"), settings_of(interatomic=True), {}, YES),
+    (9, training(precision="FP64"), settings_of(interatomic=True), {}, YES),
     (9, {}, settings_of(interatomic=True), {}, NO),
     (9, training(precision="fp64"), gin, {}, NO),
     (10, training(loss_function_type="smooth_l1"), gin, {}, YES),

@@ -150,6 +150,11 @@ ODD: dict[str, tuple[str, Any, str]] = {
     "a column from the end": ("NeuralNetwork.Variables_of_interest.output_index", [0, -1], "count from the end"),
     "an unknown level": ("NeuralNetwork.Variables_of_interest.type", ["graph", "edge"], "what x and y hold"),
     "a scale that is none": ("NeuralNetwork.Variables_of_interest.y_minmax", [[0, float("nan")]] * 2, "not finite"),
+    "an encoding": (
+        "Variables",
+        {"inputs": [{"name": "z", "level": "node", "dim": 1, "encoding": {"type": "one_hot"}}], "outputs": []},
+        "the encoding of z is not read",
+    ),
     "a list for a section": ("NeuralNetwork.Training", [1], "Training is no section"),
     "a text for a section": ("NeuralNetwork.Training.Optimizer", "Adam", "Optimizer is no section"),
 }
