@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from hydragnn.base.errors import InputError, words_of
+from hydragnn.base.places import INDEX
 
 META = "-meta.pkl"
 """End of the file that counts the samples of a label."""
@@ -125,7 +126,7 @@ def samples_in(folder: Path) -> tuple[dict[str, list[Mapping[str, Any]]], dict[s
         notes |= dict(zip(("minmax_node_feature", "minmax_graph_feature"), head))
         notes |= {str(key): value for one in head if isinstance(one, dict) for key, value in one.items()}
     if not samples:
-        raise InputError(f"{folder} has no file that ends with {META}; name a folder of such files")
+        raise InputError(f"{folder} has neither {INDEX} of ADIOS2 nor a {META} of pickled samples; copy it again")
     return samples, {key: one for key, one in notes.items() if isinstance(one, int | float | str | np.ndarray)}
 
 

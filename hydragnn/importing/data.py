@@ -11,7 +11,6 @@ import numpy as np
 from torch import Tensor
 
 from hydragnn.base.errors import InputError
-from hydragnn.base.places import INDEX, is_public
 from hydragnn.datasets import GraphStore, Normalisation, StoreWriter, reference_sums
 from hydragnn.datasets.public import PublicStore
 from hydragnn.datasets.sources.registry import read_build_settings
@@ -42,8 +41,6 @@ def with_data(model: Imported, place: Path) -> tuple[Imported, GraphStore, Seque
 
     InputError where the data lack a variable, or nothing tells which graphs are of a branch.
     """
-    if place.suffix in SETS and not is_public(place):
-        raise InputError(f"it has neither {INDEX} of ADIOS2 nor a -meta.pkl of pickled samples; copy it again")
     if place.suffix in SETS:
         source = _set_of_graphs(model, place)
     else:  # raw files, whose paths count from a folder
