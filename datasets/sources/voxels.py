@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
@@ -26,6 +27,7 @@ DESCRIPTION, ACROSS, DOWN, UNIT = 270, 282, 283, 296
 
 INCH, PRINTED = 2, (72, 96, 100, 144, 150, 200, 300, 400, 600, 1200)
 """Unit of pixels per inch, and how many of them belong to printers and screens."""
+UNITS = re.compile(r"(µ|μ|\\u00B5|u|n|m|c)?m$|microns?$|inch$")
 NUMBER = r"\d*\.?\d+(?:[eE][+-]?\d+)?"
 
 
@@ -66,7 +68,7 @@ class VoxelsBuild(BuildSettings):
     def _graph(self, path: Path, name: str, table: Table) -> GraphBatch:
         from hydragnn.graphs.mesoscale import from_labels
 
-        image, stated = read_image(path)
+        image, stated, unit = read_image(path, sized=self.spacing is None)
         if wrong := [field.name for field in self.fields if field.on != "node" or not table]:
             raise InputError(
                 f"{name}: no value for the field {wrong[0]}; name a table: grains for nodes, labels for graphs"
@@ -85,6 +87,10 @@ class VoxelsBuild(BuildSettings):
             optional=self.optional,
             name=name,
         )
+        if unit:
+            powers = {"volume": f"^{graph.dim}", "area": f"^{graph.dim - 1}", "area_vector": f"^{graph.dim - 1}"}
+            fields = [replace(graph.fields[key], unit=unit + power.replace("^1", "")) for key, power in powers.items()]
+            graph = graph.with_fields({key: graph[key] for key in powers}, fields=fields)
         return graph.with_texts(self.texts_of({}, name))
 
 
@@ -101,12 +107,12 @@ def _rows(table: Table, voxels: NDArray[Any], name: str, source: str) -> NDArray
     return order
 
 
-def read_image(path: Path) -> tuple[NDArray[Any], list[float] | float]:
-    """Return voxels of a file and their lengths; InputError without labels."""
+def read_image(path: Path, sized: bool = True) -> tuple[NDArray[Any], list[float] | float, str]:
+    """Return voxels of a file, their lengths (1 unless ``sized``) and unit; InputError without labels."""
     if path.suffix not in SUFFIXES:  # others, such as JPEG, change numbers to save space
         raise InputError(f"{path} is no image of grains; give {', '.join(SUFFIXES)}")
     if path.suffix == ".vti":
-        return read_vti(path)
+        return *read_vti(path), ""
     try:
         image = np.load(path, allow_pickle=False) if path.suffix == ".npy" else _pages(path)
     except InputError:
@@ -117,7 +123,7 @@ def read_image(path: Path) -> tuple[NDArray[Any], list[float] | float]:
         ) from error
     if image is None or image.dtype == np.bool_:
         raise InputError(f"{path} holds colours or a mask; give labels: one whole number per voxel, that of its grain")
-    return np.asarray(image), voxel_sizes(path, np.ndim(image))
+    return np.asarray(image), *(voxel_sizes(path, np.ndim(image)) if sized else (1.0, ""))
 
 
 def _pages(path: Path) -> NDArray[Any] | None:
@@ -144,8 +150,8 @@ def _pages(path: Path) -> NDArray[Any] | None:
     return pages[0] if len(pages) == 1 else np.stack(pages)
 
 
-def voxel_sizes(path: Path, axes: int) -> list[float] | float:
-    """Return a voxel's lengths as a TIFF states them, else 1."""
+def voxel_sizes(path: Path, axes: int) -> tuple[list[float] | float, str]:
+    """Return a voxel's lengths and their unit as a TIFF states them, else 1."""
     text, pixels, unit = _description(path) if path.suffix in (".tif", ".tiff") else ("", (1.0, 1.0), 1)
     sizes, units = (
         dict(re.findall(rf"PhysicalSize([XYZ]){form}", text)) for form in (rf"=.({NUMBER})\b", "Unit=.([^'\"]+)")
@@ -158,13 +164,16 @@ def voxel_sizes(path: Path, axes: int) -> list[float] | float:
             "X": pixels[1] and 1 / pixels[1],
         }
         if unit == INCH and pixels[0] == pixels[1] in PRINTED and not spacing:
-            return 1.0
+            return 1.0, ""
     lengths = [float(sizes.get(axis, 0)) for axis in "ZYX"[-axes:]]
-    if {*lengths} <= {0.0, 1.0}:
-        return 1.0
+    named = re.search(r"(?m)^unit=(\S+)|\"unit\": \"([^\"]+)", text)  # of ImageJ, of tifffile
+    if {*lengths} <= {0.0, 1.0} and not (all(lengths) and (named or "PhysicalSize" in text)):
+        return 1.0, ""
     if not all(0 < length < np.inf for length in lengths) or len({units.get(axis) for axis in "ZYX"[-axes:]}) > 1:
         raise InputError(f"{path} states lengths of voxels, but not of all axes in one unit; give spacing")
-    return lengths
+    of_tags = "".join(filter(None, named.groups())) if named else {INCH: "inch", INCH + 1: "cm"}.get(unit, "")
+    of_file = units.get("X", "um") if "PhysicalSize" in text else of_tags
+    return lengths, re.sub(r"^(µ|μ|\\u00B5|u)m$|^microns?$", "um", of_file) if UNITS.match(of_file) else ""
 
 
 def _description(path: Path) -> tuple[str, tuple[float, float], int]:

@@ -409,6 +409,27 @@ def test_lengths_of_voxels_are_those_of_the_file(settings: dict[str, Any], right
     assert built(tmp_path, **table, spacing=1.0)["volume"].tolist() == [12.0, 12.0]
 
 
+@pytest.mark.parametrize(
+    ("settings", "unit"),
+    [
+        (ome(X=1.0, Y=1.0, Z=1.0), "um^3"),
+        (ome(X=9.0, Y=9.0, Z=9.0, XUnit="nm", YUnit="nm", ZUnit="nm"), "nm^3"),
+        (imagej(spacing=3.0), "um^3"),
+        (imagej(spacing=3.0, unit="\\u00B5m"), "um^3"),
+        (imagej(spacing=3.0, unit="pixel"), ""),
+        ({"pages": 1, "resolution": (10.0, 20.0), "resolutionunit": 3}, "cm^2"),
+        ({"pages": 1}, ""),
+    ],
+)
+def test_volumes_of_voxels_have_the_unit_of_the_file(settings: dict[str, Any], unit: str, tmp_path: Path) -> None:
+    image(tmp_path, **settings)
+    graph = built(tmp_path, kind="voxels", files=["a.tif"])
+    assert graph.fields["volume"].unit == unit and graph.fields["area"].unit == unit.translate({51: "2", 50: ""}).strip(
+        "^"
+    )
+    assert built(tmp_path, kind="voxels", files=["a.tif"], spacing=1.0).fields["volume"].unit == ""
+
+
 def test_lengths_of_voxels_need_no_other_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from hydragnn.datasets.sources import voxels
 
