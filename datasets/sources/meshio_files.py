@@ -46,8 +46,9 @@ def read_vti(path: Path) -> tuple[NDArray[Any], list[float]]:
             root = ElementTree.fromstring(content)
         except ElementTree.ParseError:
             root = _vtu._parse_raw_binary(path)
-        (image,) = root.findall("ImageData")
-        (piece,) = image.findall("Piece")
+        image, piece = root.find("ImageData"), root.find("ImageData/Piece")
+        if image is None or piece is None:
+            raise InputError(f"{path} has no image data of VTK; write them, or give another file")
         ends = np.array(image.attrib["WholeExtent"].split(), dtype=np.int64).reshape(3, 2)
         turned = np.array(image.get("Direction", "1 0 0 0 1 0 0 0 1").split(), dtype=np.float64) != np.eye(3).ravel()
         if piece.attrib["Extent"].split() != image.attrib["WholeExtent"].split() or turned.any():
