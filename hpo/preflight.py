@@ -1,11 +1,9 @@
 """Checks before the first trial of a campaign."""
 
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from hydragnn.base.errors import InputError, about
 from hydragnn.base.files import check_own, check_utf8, write_sealed
@@ -33,7 +31,7 @@ from hydragnn.hpo.trial_configs import check_space, check_values, valid_configs
 from hydragnn.hpo.warm import first_points
 from hydragnn.runs.cutoff import check_cutoff
 from hydragnn.runs.energy import counter_of
-from hydragnn.runs.folder import write_places
+from hydragnn.runs.folder import differences, write_places
 from hydragnn.runs.plan import check_own_code
 
 OWN = ("version", "enqueued", "stores", "left_out")
@@ -298,7 +296,7 @@ def _check_unchanged(settings: CampaignSettings, saved: CampaignSettings) -> Non
         one["runs"] = [run["config"] for run in one.get("runs", [])]
     for key in EXTENSIBLE:
         now["search"].pop(key), earlier["search"].pop(key)
-    changed = _differences(earlier, now)
+    changed = differences(earlier, now)
     if changed and settings.runs:
         raise InputError(
             f"{settings.source} holds trainings of other configurations, seeds or epochs; repeat the command that began "
@@ -306,14 +304,6 @@ def _check_unchanged(settings: CampaignSettings, saved: CampaignSettings) -> Non
         )
     if changed:
         raise InputError(
-            f"{settings.source}: {changed[0]} differs from the campaign that is to be resumed; "
-            f"restore it, or begin in another folder (may change: {', '.join(EXTENSIBLE)})"
+            f"{settings.source}: the campaign was begun with other settings ({', '.join(changed[:3])}); "
+            f"restore them, or begin in another folder (may change: {', '.join(EXTENSIBLE)})"
         )
-
-
-def _differences(one: Any, other: Any, path: str = "") -> list[str]:
-    """Paths at which two JSON values differ."""
-    if isinstance(one, dict) and isinstance(other, dict):
-        keys = list(dict.fromkeys([*one, *other]))
-        return [line for key in keys for line in _differences(one.get(key), other.get(key), f"{path}.{key}")]
-    return [] if json.dumps(one) == json.dumps(other) else [path.removeprefix(".")]

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
-from xml.etree import ElementTree
 
 import numpy as np
 
@@ -15,7 +14,7 @@ from hydragnn.base.limits import check_readable
 from hydragnn.base.places import distinct_names
 from hydragnn.datasets.sources.base import LEAD, RUN, TIME, BuildSettings, Make
 from hydragnn.datasets.sources.fields import FieldSettings
-from hydragnn.datasets.sources.meshio_files import reading
+from hydragnn.datasets.sources.meshio_files import reading, xml_of
 from hydragnn.datasets.sources.table_files import stack_rows
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.pymatgen_json import read_json
@@ -177,10 +176,8 @@ def _listed(path: Path) -> list[tuple[float, Path]]:
     with reading(path):
         if path.suffix == ".series":
             rows = [(one["time"], one["name"]) for one in read_json(path)["files"]]
-        elif b"<!ENTITY" in path.read_bytes().replace(b"\0", b""):
-            raise ValueError("it declares entities")
         else:
-            rows = [(one.attrib["timestep"], one.attrib["file"]) for one in ElementTree.parse(path).iter("DataSet")]
+            rows = [(one.attrib["timestep"], one.attrib["file"]) for one in xml_of(path).iter("DataSet")]
         files = [(float(time), path.parent / name) for time, name in rows]
     for (_, file), (_, name) in zip(files, rows):
         if Path(name).is_absolute() or ".." in Path(name).parts or not file.is_file():
@@ -199,7 +196,7 @@ def _in_order(files: list[tuple[float, Path]], where: str) -> list[tuple[float, 
 
 def _check_parts(path: Path) -> None:
     """Raise InputError for files of an XDMF that may not end."""
-    for item in ElementTree.parse(path).iter("DataItem"):
+    for item in xml_of(path).iter("DataItem"):
         name = (item.text or "").strip().partition(":")[0]
         if item.get("Format") in ("HDF", "Binary"):
             check_readable(path.parent / name if item.get("Format") == "HDF" else Path(name))

@@ -35,15 +35,21 @@ def reading(path: Path) -> Iterator[None]:
         _vtu.zlib, _vtu.lzma = zlib, lzma
 
 
+def xml_of(path: Path) -> ElementTree.Element:
+    """Return the root of an XML file; ValueError where it declares entities."""
+    content = path.read_bytes()
+    if b"<!ENTITY" in content.replace(b"\0", b""):
+        raise ValueError("it declares entities")
+    return ElementTree.fromstring(content)
+
+
 def read_vti(path: Path) -> tuple[NDArray[Any], list[float]]:
     """Return labels of VTK's image data with the axes x, y, z, and lengths of voxels."""
     from meshio.vtu import _vtu
 
     with reading(path):
-        if b"<!ENTITY" in (content := path.read_bytes()):
-            raise ValueError("it declares entities")
         try:
-            root = ElementTree.fromstring(content)
+            root = xml_of(path)
         except ElementTree.ParseError:
             root = _vtu._parse_raw_binary(path)
         image, piece = root.find("ImageData"), root.find("ImageData/Piece")

@@ -164,7 +164,7 @@ def test_a_folder_is_not_taken_over(search: Search, settings: Settings, tmp_path
     search(out, trials=1, rungs=[])
     with pytest.raises(InputError, match="--resume"):
         run_search(settings(trials=1, rungs=[]), out)
-    with pytest.raises(InputError, match=r"search.reduction differs"):
+    with pytest.raises(InputError, match=r"begun with other settings \(search.reduction: \d, now 4\)"):
         run_search(settings(trials=1, rungs=[], reduction=4), out, resume=True)
     with Journal(out / "journal.jsonl"), pytest.raises(InputError, match="another search runs"):
         run_search(settings(trials=1, rungs=[]), out, resume=True)
