@@ -163,7 +163,7 @@ def fill_values(batch: GraphBatch) -> dict[int, list[str]]:
         owner, example = batch.owner(field.on).numpy()[rows], values[rows, columns]
         graphs, first, counts = np.unique(owner, return_index=True, return_counts=True)
         for graph, value, count in zip(graphs.tolist(), example[first].tolist(), counts.tolist()):
-            found.setdefault(graph, []).append(f"{count} of {name} are {value:.6g}")
+            found.setdefault(graph, []).append(f"{count} x {value:.6g} in {name}")
     return found
 
 

@@ -142,8 +142,12 @@ class SensorsBuild(TablesBuild):
                     )
                 if column.dtype.kind not in "iuf" or np.isinf(column).any():
                     raise InputError(f"{path}, column {name}: it holds texts or infinities; write finite numbers")
-                for field in self.fields:
-                    column = field.without_fill(column) if (field.on, field.keys[0]) == key else column
+                first, *others = [field for field in self.fields if field.on == key[0] and key[1] in field.keys]
+                if odd := [field.name for field in others if field.missing_value != first.missing_value]:
+                    raise InputError(
+                        f"field {odd[0]} reads {key[1]}, as {first.name} does; give both one missing_value"
+                    )
+                column = first.without_fill(column)
                 indices = [place[one] for one in names] if long else [place.get(name, 0)] * len(column)
                 rows.setdefault(key, []).append((seconds, np.array(indices, np.int64), column.astype(np.float64)))
         columns = {key: [np.concatenate(part) for part in zip(*some)] for key, some in rows.items()}

@@ -75,7 +75,7 @@ def test_a_number_that_is_missing_is_a_gap(readings: str, tmp_path: Path) -> Non
     write(tmp_path, t=readings)
     gaps = built(tmp_path, "gaps.h5", **TABLE)
     write(tmp_path, t=readings.replace(",\n", ",-999\n").replace(",,", ",-999,").replace("nan", "-999"))
-    fields = [LEVEL, LENGTH, T | {"missing_value": -999}, NEXT, OUT]
+    fields = [LEVEL, LENGTH, T | {"missing_value": -999}, NEXT | {"missing_value": -999}, OUT]
     marked = built(tmp_path, "marked.h5", **TABLE | {"fields": fields})
     for name in gaps.fields:
         torch.testing.assert_close(marked[name], gaps[name], rtol=0, atol=0, equal_nan=True)
@@ -148,6 +148,7 @@ BAD: dict[str, tuple[dict[str, str], dict[str, Any], str]] = {
     "too short": ({}, {"window": 5}, "6 steps of 600 s, fewer than the 7 of a window and what is ahead"),
     "falling steps": ({}, {"ahead": [2, 1]}, "[2, 1] is no number of steps and no rising list of them"),
     "far ahead": ({}, {"ahead": 10**9}, "1000000000 is no number of steps and no rising list of them, from 1 on, up to 10000"),
+    "one missing value": ({}, {"fields": [T | {"missing_value": -9}, NEXT, OUT]}, "field next reads t, as t does; give both one"),
     "no forecast": ({}, {"known": ["level"]}, "have no readings for an input level; add them, or its field"),
     "two meanings": ({"nodes": NODES.replace("level", "t")}, {"fields": [T, NEXT, OUT]}, "nodes.csv has t, too"),
     "a shape": ({}, {"fields": [LEVEL, LENGTH, T | {"shape": [3]}, NEXT, OUT]}, "window and ahead are its shape"),

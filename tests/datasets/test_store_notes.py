@@ -156,7 +156,7 @@ def test_numbers_that_stand_for_missing_values_are_named(
     if (mark, scale) not in (("-999", 0.01), ("9999", 0.01)):  # which are usual numbers
         (note,) = filled(tmp_path, mark, scale=scale)
         assert note.startswith(
-            f"fill values in 1 of 1 graphs, for example graph '0' (3 of y are {float(mark) * scale:.6g})"
+            f"fill values in 1 of 1 graphs, for example graph '0' (3 x {float(mark) * scale:.6g} in y)"
         )
         assert note.endswith("say missing_value for the field in the build file, and optional = true if it is a target")
         assert examine_store(tmp_path / "n.h5").notes == [note]
