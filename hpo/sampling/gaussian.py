@@ -37,7 +37,10 @@ STEPS = 15
 """Iterations of the search for lengths and noise."""
 
 CANDIDATES = 400
-"""Points that are drawn at random; as many lie near good trials, and as many near the best of these."""
+"""Points that are drawn at random; as many lie near good trials, and as many near the best of all in each ascent."""
+
+ASCENTS = 2
+"""Times that points near the best candidates are drawn."""
 
 PARENTS = 20
 """Good points that are changed."""
@@ -263,8 +266,12 @@ class Outlook:
         order = np.argsort(self._mean(rows).min(1), kind="stable")
         others = generator.permutation(len(drawn))[: CANDIDATES // 2]
         selection = list(dict.fromkeys([*order[:CANDIDATES].tolist(), *others.tolist()]))
-        near = self._changed([drawn[index] for index in self._leaders(rows)], CANDIDATES, (-2.3, -0.8), generator)
-        return [drawn[i] for i in selection] + near, np.concatenate([rows[selection], self._coordinates.of(near)])
+        near, near_rows = list[Point](), self._coordinates.of([])
+        for _ in range(ASCENTS):
+            leaders, reached = self._leaders(np.concatenate([rows, near_rows])), drawn + near
+            near += self._changed([reached[index] for index in leaders], CANDIDATES, (-2.3, -0.8), generator)
+            near_rows = self._coordinates.of(near)
+        return [drawn[i] for i in selection] + near, np.concatenate([rows[selection], near_rows])
 
     def _changed(
         self, parents: Sequence[Point], count: int, exponents: tuple[float, float], generator: np.random.Generator

@@ -3,7 +3,7 @@
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ContextDecorator
 from typing import ClassVar, TypeVar
 
 T = TypeVar("T")
@@ -41,8 +41,9 @@ class Clock:
         if self.waits:
             self.wait()
         outer, now = self.phase, self.now()
-        for seconds in (self.seconds, self.measured) if self.waits else (self.seconds,):
-            seconds[outer] += now - self.since
+        self.seconds[outer] += now - self.since
+        if self.waits:
+            self.measured[outer] += now - self.since
         self.phase, self.since = phase, now
         return outer
 
@@ -63,22 +64,30 @@ class Clock:
 Clock.running = Clock()
 
 
-@contextmanager
-def phase(name: str) -> Iterator[None]:
-    """Count the block, or a function, as a phase of the run.
+class phase(ContextDecorator):
+    """Block, or function, that counts as a phase of the run.
 
-    Outside of steps nothing but validation and saving counts.
+    Outside of steps nothing but validation and saving counts. No generator: a step of a small model is short.
     """
-    clock = Clock.running
-    if clock.phase in WHOLE or (clock.phase == "other" and name not in ("step", *WHOLE)):
-        yield
-        return
-    clock.waits = clock.waits and name not in WHOLE
-    outer = clock.enter(name)
-    try:
-        yield
-    finally:
-        clock.enter(outer)
+
+    __slots__ = ("clock", "name", "outer")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def _recreate_cm(self) -> "phase":
+        return phase(self.name)  # calls may be nested
+
+    def __enter__(self) -> None:
+        clock = self.clock = Clock.running
+        self.outer = ""
+        if clock.phase not in WHOLE and (clock.phase != "other" or self.name in ("step", *WHOLE)):
+            clock.waits = clock.waits and self.name not in WHOLE
+            self.outer = clock.enter(self.name)
+
+    def __exit__(self, *error: object) -> None:
+        if self.outer:
+            self.clock.enter(self.outer)
 
 
 def steps_of(items: Iterable[T]) -> Iterator[T]:
@@ -88,10 +97,10 @@ def steps_of(items: Iterable[T]) -> Iterator[T]:
         while True:
             if due := not clock.is_host and clock.steps % EVERY == FIRST:
                 clock.wait()  # what earlier steps left to do is not this one's
-            clock.enter("step")
+            clock.enter("data")
             clock.waits, clock.steps = due, clock.steps + 1
-            with phase("data"):
-                item = next(iterator, None)
+            item = next(iterator, None)
+            clock.enter("step")
             if item is None:
                 break
             yield item

@@ -2,11 +2,14 @@
 
 from collections import Counter as Sums
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from hydragnn.datasets.packing import NODE_COST
 from hydragnn.kernels.counting import Counter
 from hydragnn.training.data import Share
+
+NOTHING = nullcontext()
+"""Block of a step that is not counted."""
 
 
 class StepWork:
@@ -19,18 +22,19 @@ class StepWork:
         self.rates: dict[int, tuple[float, float]] = {}
         self.costs = Sums[int]()
 
-    @contextmanager
-    def counting(self, share: Share) -> Iterator[None]:
-        """Count the step of a share in the block."""
-        cost = sum(part.num_edges + NODE_COST * part.num_nodes for part in share.parts)
-        if share.branch in self.rates or not cost:  # peers have the graphs
-            yield
-        else:
-            with Counter() as counter:
-                yield
-            flops, moved = counter.totals
-            self.rates[share.branch] = flops / cost, moved / cost
+    def counting(self, share: Share) -> AbstractContextManager[object]:
+        """Return a block that counts the step of a share."""
+        cost = sum([part.num_edges + NODE_COST * part.num_nodes for part in share.parts])
         self.costs[share.branch] += cost
+        known = share.branch in self.rates or not cost  # peers have the graphs
+        return NOTHING if known else self._first(share.branch, cost)
+
+    @contextmanager
+    def _first(self, branch: int, cost: int) -> Iterator[None]:
+        with Counter() as counter:
+            yield
+        flops, moved = counter.totals
+        self.rates[branch] = flops / cost, moved / cost
 
     @property
     def totals(self) -> list[float]:

@@ -1,119 +1,192 @@
-"""Cost of measuring phases, busy share and energy.
+"""Cost of measuring phases, work, busy share and energy.
 
-    python -m tests.benchmarks.bench_clock [--rounds 40] [--json FILE]
+    python -m tests.benchmarks.bench_clock [--rounds 3] [--runs "smallest steps"] [--json FILE]
 
-Two processes train the same runs in turn; in one of them phases are plain calls and nothing looks at counters. Cells are what
-measuring adds to the CPU seconds of a run: the phases of its steps alone, the difference of the fastest runs, which other programs
-disturbed least, and quartiles of the rounds.
+Wall times scatter by more than is looked for, so valgrind counts the instructions of a run, which repeat. Epochs with the recording
+on and off alternate in one run; each with it is compared with the mean of those around, since steps get slowly longer. In further
+epochs the work of every step is counted, as users' runs do in the first. The sampling thread reads stand-in files of RAPL; its own
+processor time counts, for one sample a second. Cells: millions of instructions of a step, from end to end of an epoch; what the
+recording adds, mean and largest of the rounds; the thread's share; steps that the count of work costs once; and milliseconds that
+peaks cost once, for runs of over 20 s on a CPU. Needs valgrind and a C compiler.
 """
 
-import contextlib
-import json
+import argparse
+import ctypes
+import io
+import re
+import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
+from contextlib import nullcontext, redirect_stdout
+from functools import wraps
 from pathlib import Path
-from statistics import quantiles
+from statistics import mean
 from typing import Any
 
-from tests.benchmarks.harness import Figures, Server, parser
+from tests.benchmarks.harness import Figures, parser
 
 RUNS: dict[str, dict[str, Any]] = {
-    "smallest steps": {"model": {"kind": "schnet", "hidden_dim": 8, "num_layers": 1, "cutoff": 3.0}, "epochs": 8},
-    "quickstart": {"model": {"kind": "painn", "hidden_dim": 32, "num_layers": 3, "cutoff": 5.0}, "epochs": 1},
+    "smallest steps": {"kind": "schnet", "hidden_dim": 8, "num_layers": 1, "cutoff": 3.0},
+    "quickstart": {"kind": "painn", "hidden_dim": 32, "num_layers": 3, "cutoff": 5.0},
 }
-"""Runs with forces on crystals, two in a batch."""
+"""Models with forces on crystals, two in a batch."""
+
+STEPS, WARM_UP = 16, 2
+"""Steps of an epoch; epochs before anything is counted."""
+
+REQUESTS = """
+#include <valgrind/callgrind.h>
+void start(void) { CALLGRIND_START_INSTRUMENTATION; }
+void stop(void) { CALLGRIND_STOP_INSTRUMENTATION; }
+void dump(const char *kind) { CALLGRIND_DUMP_STATS_AT(kind); }
+"""
 
 
-class Plain:
-    """Phase that is not measured."""
+class Switch:
+    """What is recorded in an epoch; its instructions go to a file that names the kind."""
 
-    def __init__(self, name: str) -> None: ...
-    def __enter__(self) -> None: ...
-    def __exit__(self, *error: object) -> None: ...
+    def __init__(self, kinds: list[str], library: Path) -> None:
+        self.kinds, self.kind, self.steps, self.valgrind = kinds, "off", 0, ctypes.CDLL(str(library))
 
-    def __call__(self, function: Any) -> Any:
-        """Return the function itself."""
-        return function
+    @property
+    def on(self) -> bool:
+        """Return True where steps are recorded."""
+        return self.kind != "off"
+
+    def step(self) -> None:
+        """A step begins; the one before has ended."""
+        epoch, self.steps = self.steps // STEPS - WARM_UP, self.steps + 1
+        if self.steps % STEPS != 1 or epoch < 0:
+            return
+        if epoch:
+            self.valgrind.dump(self.kind.encode())
+        else:
+            self.valgrind.start()
+        if epoch == len(self.kinds):
+            self.valgrind.stop()
+        self.kind = "off" if epoch == len(self.kinds) else self.kinds[epoch]
 
 
-def serve(*, measured: bool) -> None:
-    """Train runs that stdin names; answer with their CPU seconds."""
+def instrument(switch: Switch) -> None:
+    """Let a switch decide what is recorded, before anything imports the clock."""
     from hydragnn.base import clock
 
-    if not measured:
-        clock.phase, clock.steps_of = Plain, iter  # type: ignore[assignment, misc]
+    phase, enter, nothing = clock.phase, clock.Clock.enter, nullcontext()
+
+    class Switched(phase):  # type: ignore[misc, valid-type]
+        def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
+            counted = super().__call__(function)
+
+            @wraps(function)
+            def chosen(*arguments: Any, **named: Any) -> Any:
+                return (counted if switch.on else function)(*arguments, **named)
+
+            return chosen
+
+    def phase_or_nothing(name: str) -> Any:
+        if not switch.steps:
+            return Switched(name)
+        return phase(name) if switch.on else nothing
+
+    clock.phase = phase_or_nothing  # type: ignore[assignment, misc]
+    clock.Clock.enter = lambda self, name: enter(self, name) if switch.on else ""  # type: ignore[method-assign]
+    from hydragnn.runs.counting import StepWork
+    from hydragnn.training import loop
+
+    counting, take_step = StepWork.counting, loop.take_step
+
+    def counted(self: StepWork, share: Any) -> Any:
+        if switch.kind == "counted":
+            self.rates.clear()
+        return counting(self, share) if switch.on else nothing
+
+    def stepped(*arguments: Any) -> Any:
+        switch.step()
+        clock.Clock.running.phase = "step"  # also where the step before was not recorded
+        return take_step(*arguments)
+
+    StepWork.counting, loop.take_step = counted, stepped  # type: ignore[assignment, method-assign]
+
+
+def sample_seconds() -> float:
+    """Return the CPU seconds of the sampling thread per sample."""
+    import torch
+
+    from hydragnn.runs import energy
+    from hydragnn.runs.attempt import keep_beating
+
+    with tempfile.TemporaryDirectory() as folder:
+        for number, name in enumerate(("package-0", "dram")):
+            zone = Path(folder) / f"sys/class/powercap/intel-rapl:{number}"
+            zone.mkdir(parents=True)
+            for file, text in {"name": name, "energy_uj": "1000", "max_energy_range_uj": "262143328850"}.items():
+                (zone / file).write_text(text, encoding="ascii")
+        (Path(folder) / "proc").symlink_to("/proc")
+        meter, totals = energy.Meter(torch.device("cpu"), root=Path(folder)), list[float]()
+        assert meter.counter is not None
+
+        def sample() -> None:
+            meter.sample()
+            totals.append(time.thread_time())
+
+        with keep_beating(sample, every=0.02):
+            time.sleep(4)
+    own = totals[1:-1]  # the first and the last are of this thread
+    return (own[-1] - own[0]) / (len(own) - 1)
+
+
+def count(name: str, kinds: list[str], library: Path) -> None:
+    """Train under valgrind, with epochs of these kinds."""
+    instrument(Switch(kinds, library))
     from hydragnn.config import RunConfig
     from hydragnn.runs import train
-    from hydragnn.runs.energy import Meter
     from tests.benchmarks.step_times import DYNAMICS, crystals
 
-    if not measured:
-        Meter.sample = lambda self: None  # type: ignore[method-assign]
-    store = crystals(40)
-    for line in sys.stdin:
-        run = RUNS[line.strip()]
-        settings = {"epochs": run["epochs"], "checkpoint_seconds": 1e9}
-        table = {**DYNAMICS, "batch": {"max_graphs": 2}, "model": run["model"], "train": settings}
-        with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(sys.stderr):
-            begin = time.process_time()
-            record = train(RunConfig.parse(table), Path(folder) / "run", store=store)
-            seconds = time.process_time() - begin
-        assert bool(record.usage.phases.get("forward")) == measured
-        steps = record.epochs * record.parts["train"] / 2
-        print(json.dumps({"seconds": seconds, "steps": steps, "loss": record.curves["valid/loss"][-1]}), flush=True)
+    settings = {"epochs": WARM_UP + len(kinds) + 1, "checkpoint_seconds": 1e9}
+    table = {**DYNAMICS, "batch": {"max_graphs": 2}, "model": RUNS[name], "train": settings}
+    with tempfile.TemporaryDirectory() as folder, redirect_stdout(io.StringIO()):
+        train(RunConfig.parse(table), Path(folder) / "run", store=crystals(40))
 
 
-def phases_of_a_step(count: int = 20_000) -> float:
-    """Return the CPU seconds that the phases of one step take alone."""
-    from hydragnn.base.clock import phase, steps_of
-
-    add = phase("backward")(lambda: None)
-    begin = time.process_time()
-    for _ in steps_of(range(count)):
-        with phase("forward"):
-            add()
-        with phase("optimizer"):
-            pass
-    return (time.process_time() - begin) / count
+def counts(name: str, kinds: list[str]) -> list[float]:
+    """Return the instructions of a step in every epoch."""
+    with tempfile.TemporaryDirectory() as folder:
+        library = Path(folder) / "requests.so"
+        (Path(folder) / "requests.c").write_text(REQUESTS, encoding="ascii")
+        subprocess.run(["cc", "-shared", "-fPIC", "-o", library, f"{folder}/requests.c"], check=True)
+        tool = ["valgrind", "-q", "--tool=callgrind", "--instr-atstart=no", f"--callgrind-out-file={folder}/counts"]
+        own = [sys.executable, "-m", "tests.benchmarks.bench_clock", "--serve", name, str(library), *kinds]
+        subprocess.run([*tool, *own], check=True)
+        files = [Path(folder) / f"counts.{number}" for number in range(1, len(kinds) + 1)]
+        found = [re.search(r"Client Request: (\w+)\n[\s\S]*?summary: (\d+)", file.read_text()) for file in files]
+    assert [one and one[1] for one in found] == kinds
+    return [int(one[2]) / STEPS for one in found if one]
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Measure what the command line asks for."""
-    options = parser(__doc__, rounds=40)
-    options.add_argument("--serve", choices=["plain", "measured"], help="train what stdin names")
+    options = parser(__doc__, rounds=3)
+    options.add_argument("--runs", nargs="+", default=[*RUNS])
+    options.add_argument("--serve", nargs="+", help=argparse.SUPPRESS)
     chosen = options.parse_args(arguments)
     if chosen.serve:
-        serve(measured=chosen.serve == "measured")
+        count(chosen.serve[0], chosen.serve[2:], Path(chosen.serve[1]))
         return 0
-    command = [sys.executable, "-m", "tests.benchmarks.bench_clock", "--serve"]
-    servers = {name: Server([*command, name], {"PYTHONPATH": "."}) for name in ("plain", "measured")}
-    figures = Figures(
-        {
-            "run": "16",
-            "ms": "7.2f",
-            "phases %": "8.3f",
-            "fastest %": "9.2f",
-            "lower %": "8.2f",
-            "middle %": "8.2f",
-            "upper %": "8.2f",
-        },
-        chosen.json,
-    )
-    for run in RUNS:
-        taken: dict[str, list[float]] = {name: [] for name in servers}
-        for number in range(-1, chosen.rounds):
-            order = list(servers) if number % 2 else list(reversed(servers))
-            answers = {name: servers[name].ask(run) for name in order}
-            assert answers["plain"]["loss"] == answers["measured"]["loss"], "the same bits"
-            for name in servers if number >= 0 else ():
-                taken[name].append(answers[name]["seconds"] / answers[name]["steps"])
-        ratios = [one / other for one, other in zip(taken["measured"], taken["plain"], strict=True)]
-        ratios = [min(taken["measured"]) / min(taken["plain"]), *quantiles(ratios, n=4)]
-        alone = 100 * phases_of_a_step() / min(taken["plain"])
-        figures.add(run, 1e3 * min(taken["plain"]), alone, *(100 * (one - 1) for one in ratios))
-    for server in servers.values():
-        server.end()
+    from hydragnn.base.peaks import measured_peaks
+
+    shares = dict.fromkeys(("steps %", "most %", "thread %"), "8.3f")
+    columns = {"run": "16", "millions": "8.2f", **shares, "once steps": "10.2f", "peaks ms": "8.1f"}
+    figures = Figures(columns, chosen.json)
+    thread, begin = 100 * sample_seconds(), time.process_time()  # one sample a second
+    measured_peaks("fp32")
+    peaks = 1e3 * (time.process_time() - begin)
+    for name in chosen.runs:
+        *alone, counted = counts(name, [*["off", "on"] * chosen.rounds, "off", "counted"])
+        off, on = alone[::2], alone[1::2]
+        added = [100 * (2 * one / (before + after) - 1) for one, before, after in zip(on, off, off[1:], strict=False)]
+        figures.add(name, mean(off) / 1e6, mean(added), max(added), thread, counted / off[-1] - 1, peaks)
     return 0
 
 

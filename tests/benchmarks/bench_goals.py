@@ -28,6 +28,7 @@ from hydragnn.hpo.scheduling.scheduler import State, decide
 from hydragnn.hpo.settings import campaign_settings
 from hydragnn.hpo.space.points import Point, point_key, space_of
 
+Course = list[tuple[int, tuple[float, ...]]]
 EPOCHS, RUNGS = 81, (3, 9, 27, 81)
 FULL = 200
 """Full trainings of NSGA-II and of random search."""
@@ -107,17 +108,16 @@ def at_epoch(problem: Problem, point: Point, epochs: int, seed: int) -> tuple[fl
 
 
 def searched(
-    problem: Problem, sampler: str, seed: int, workers: int, budget: int, rungs: tuple[int, ...]
-) -> list[tuple[int, float]]:
-    """(epochs spent, share) whenever a trial ends."""
+    problem: Problem, sampler: str, seed: int, workers: int, budget: int, rungs: tuple[int, ...], foreknown: bool
+) -> Course:
+    """Epochs spent and values, whenever a training ends; ``foreknown``: rungs show the end."""
     goals = [f"goal{number}" for number in range(len(problem.reference))]
     table = {"space": problem.space, "trials": 100_000, "sampler": sampler, "seed": seed, "objective": goals}
     settings = campaign_settings({"search": table}, Path("BENCHMARK.toml"))
     space, state, known = space_of(settings.search.space), State(), set[str]()
     plan = Plan(trials=100_000, rungs=rungs, reduction=3, bounds=(None,) * len(goals))
     running: list[tuple[float, int, Start]] = []
-    spent, now, course = 0, 0.0, list[tuple[int, float]]()
-    found: list[tuple[float, ...]] = []
+    spent, now, course = 0, 0.0, Course()
     noise = np.random.default_rng([seed, 5])
 
     def carry_out(event: Any) -> None:
@@ -139,15 +139,14 @@ def searched(
         now, number, start = heapq.heappop(running)
         trial = state.trials[number]
         spent += start.until - trial.epochs
-        value, *others = at_epoch(problem, trial.values, start.until, seed)
+        value, *others = at_epoch(problem, trial.values, EPOCHS if foreknown else start.until, seed)
         if start.until == EPOCHS:
-            found.append((value, *others))
-            course.append((spent, problem.share(found)))
+            course.append((spent, (value, *others)))
         carry_out(Reached(trial=number, attempt=start.attempt, epochs=start.until, value=value, others=tuple(others)))
     return course
 
 
-def nsga2(problem: Problem, seed: int) -> list[tuple[int, float]]:
+def nsga2(problem: Problem, seed: int) -> Course:
     """Optuna's NSGA-II at full budgets, with its own settings."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     space = space_of(campaign_settings({"search": {"space": problem.space}}, Path("B.toml")).search.space)
@@ -156,19 +155,18 @@ def nsga2(problem: Problem, seed: int) -> list[tuple[int, float]]:
     )
     from tests.benchmarks.bench_samplers import suggested
 
-    found, course = [], []
+    course = Course()
     for number in range(FULL):
         trial = study.ask()
         point = space.point(lambda path, parameter, trial=trial: suggested(trial, path, parameter))
-        found.append(at_epoch(problem, point, EPOCHS, seed))
-        study.tell(trial, found[-1])
-        course.append(((number + 1) * EPOCHS, problem.share(found)))
+        course.append(((number + 1) * EPOCHS, at_epoch(problem, point, EPOCHS, seed)))
+        study.tell(trial, course[-1][1])
     return course
 
 
-def at(course: Sequence[tuple[int, float]], epochs: float) -> float:
+def at(problem: Problem, course: Course, epochs: float) -> float:
     """The share that was reached with so many epochs."""
-    return max((share for spent, share in course if spent <= epochs), default=0.0)
+    return problem.share([values for spent, values in course if spent <= epochs])
 
 
 def main() -> None:
@@ -181,25 +179,28 @@ def main() -> None:
     parser.add_argument("--rungs", nargs="*", type=int, default=[*RUNGS[:-1]])
     parser.add_argument("--share", type=float, default=0.25)
     parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--foreknown", action="store_true", help="every rung shows the values at the end")
     args = parser.parse_args()
     samplers.problem_of = lambda *arguments: ""  # these are points of a function, not runs
     whole = FULL * EPOCHS
     for name in args.problems:
         problem = Problem(name, args.tables)
-        full = [nsga2(problem, seed) for seed in range(args.seeds)]
+        courses = [nsga2(problem, seed) for seed in range(args.seeds)]
+        full = [at(problem, one, whole) for one in courses]
         print(
-            f"{name}: NSGA-II, {FULL} full trainings: {np.mean([at(one, whole) for one in full]):.4f}; a quarter of them {np.mean([at(one, whole / 4) for one in full]):.4f}",
+            f"{name}: NSGA-II, {FULL} full trainings: {np.mean(full):.4f}; a quarter of them {np.mean([at(problem, one, whole / 4) for one in courses]):.4f}",
             flush=True,
         )
         for sampler in args.samplers:
+            budget, rungs = int(whole * args.share), (*args.rungs, EPOCHS)
             own = [
-                searched(problem, sampler, seed, args.workers, int(whole * args.share), (*args.rungs, EPOCHS))
+                searched(problem, sampler, seed, args.workers, budget, rungs, args.foreknown)
                 for seed in range(args.seeds)
             ]
-            shares = [at(one, whole) for one in own]
-            wins = sum(share >= at(other, whole) for share, other in zip(shares, full))
+            shares = [at(problem, one, whole) for one in own]
+            wins = sum(share >= other for share, other in zip(shares, full))
             print(
-                f"  {sampler}, rungs, {args.workers} worker(s), {args.share:.0%} of the epochs: {np.mean(shares):.4f}, at least NSGA-II's in {wins} of {args.seeds}",
+                f"  {sampler}, rungs, {args.workers} worker(s), {args.share:.0%} of the epochs: {np.mean(shares):.4f} ({min(shares):.3f} to {max(shares):.3f}), at least NSGA-II's in {wins} of {args.seeds}",
                 flush=True,
             )
 
