@@ -48,7 +48,7 @@ class Switch:
     """What is recorded in an epoch; its instructions go to a file that names the kind."""
 
     def __init__(self, kinds: list[str], library: Path) -> None:
-        self.kinds, self.kind, self.steps, self.valgrind = kinds, "off", 0, ctypes.CDLL(str(library))
+        self.kinds, self.kind, self.steps, self.valgrind = kinds, "on", 0, ctypes.CDLL(str(library))
 
     @property
     def on(self) -> bool:
