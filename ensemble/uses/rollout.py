@@ -13,6 +13,7 @@ from hydragnn.datasets.settings import LAST, OBSERVED, TIME_SPAN
 from hydragnn.datasets.sources.base import LEAD
 from hydragnn.ensemble.ensemble import Ensemble
 from hydragnn.graphs.batch import GraphBatch
+from hydragnn.graphs.texts import FILE, FOLDER
 from hydragnn.models import ModelDescription, TrainedModel
 
 
@@ -85,6 +86,7 @@ def rollout(
     batches = [batch, *map(model.graphs, later)] if later else [batch] * steps
     if len(batches) != steps:
         raise InputError(f"later has graphs of {len(later)} steps; give those of {steps - 1}, after the first")
+    check_order(batches)
     check_windows(members[0].model.description, batches, sources)
     for name, target in sources.items():
         if target in model.manifest.simple.fitted:
@@ -140,6 +142,17 @@ def checked_feedback(description: ModelDescription, feedback: Mapping[str, str] 
         if one.classes:
             raise InputError(f"feedback: {name} is a class, and a roll-out has numbers; leave it out")
     return dict(feedback)
+
+
+def check_order(batches: Sequence[GraphBatch]) -> None:
+    """Raise InputError unless every step has the graphs of the first, in its order."""
+    first = batches[0]
+    for step, one in enumerate(batches[1:], start=2):
+        same = torch.equal(one.node_offsets, first.node_offsets)
+        for key in {FILE, FOLDER} & {*first.texts} & {*one.texts}:
+            same = same and one.texts[key].values == first.texts[key].values
+        if not same:
+            raise InputError(f"later: graphs of step {step} are not those of step 1; give the same graphs in one order")
 
 
 def check_windows(description: ModelDescription, batches: Sequence[GraphBatch], feedback: Mapping[str, str]) -> None:

@@ -200,8 +200,10 @@ def test_windows_roll_out_on_their_own_predictions(tmp_path: Path) -> None:
         (graphs[1:], 4, "later has graphs of 2 steps; give those of 3"),
         ([], 3, "t is a window of readings; give later"),
         (graphs[:0:-1], 3, "t is a window of readings; give later"),
+        ([graphs[1].with_texts({"file": ["b"]})] * 2, 3, "later: graphs of step 2 are not those of step 1"),
+        ([store[[41, 42]]] * 2, 3, "later: graphs of step 2 are not those of step 1"),
     ):
-        refuses(words, rollout, model, graphs[0], steps, later=later)
+        refuses(words, rollout, model, graphs[0].with_texts({"file": ["a"]}), steps, later=later)
     for courses, truths, nominal, words in (
         ([course], [{"next": truth["t"]}], None, r"the truth of t has shape \[0\]; give that of a course, \[3, 3, 1\]"),
         ([course], [{"t": truth["t"][:2]}], None, r"the truth of t has shape \[2, 3, 1\]"),
