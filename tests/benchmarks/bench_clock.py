@@ -1,6 +1,6 @@
 """Cost of measuring phases, work, busy share and energy.
 
-    python -m tests.benchmarks.bench_clock [--rounds 3] [--runs "smallest steps"] [--json FILE]
+    python -m tests.benchmarks.bench_clock [--rounds 3] [--json FILE]
 
 Wall times scatter by more than is looked for, so valgrind counts the instructions of a run, which repeat. Epochs with the recording
 on and off alternate in one run; each with it is compared with the mean of those around, since steps get slowly longer. In further
@@ -27,11 +27,8 @@ from typing import Any
 
 from tests.benchmarks.harness import Figures, parser
 
-RUNS: dict[str, dict[str, Any]] = {
-    "smallest steps": {"kind": "schnet", "hidden_dim": 8, "num_layers": 1, "cutoff": 3.0},
-    "quickstart": {"kind": "painn", "hidden_dim": 32, "num_layers": 3, "cutoff": 5.0},
-}
-"""Models with forces on crystals, two in a batch."""
+MODEL = {"kind": "schnet", "hidden_dim": 8, "num_layers": 1, "cutoff": 3.0}
+"""Smallest steps: forces on crystals, two in a batch. Larger models record as often."""
 
 STEPS, WARM_UP = 16, 2
 """Steps of an epoch; epochs before anything is counted."""
@@ -39,7 +36,6 @@ STEPS, WARM_UP = 16, 2
 REQUESTS = """
 #include <valgrind/callgrind.h>
 void start(void) { CALLGRIND_START_INSTRUMENTATION; }
-void stop(void) { CALLGRIND_STOP_INSTRUMENTATION; }
 void dump(const char *kind) { CALLGRIND_DUMP_STATS_AT(kind); }
 """
 
@@ -64,9 +60,7 @@ class Switch:
             self.valgrind.dump(self.kind.encode())
         else:
             self.valgrind.start()
-        if epoch == len(self.kinds):
-            self.valgrind.stop()
-        self.kind = "off" if epoch == len(self.kinds) else self.kinds[epoch]
+        self.kind = self.kinds[epoch]
 
 
 def instrument(switch: Switch) -> None:
@@ -137,27 +131,27 @@ def sample_seconds() -> float:
     return (own[-1] - own[0]) / (len(own) - 1)
 
 
-def count(name: str, kinds: list[str], library: Path) -> None:
+def count(kinds: list[str], library: Path) -> None:
     """Train under valgrind, with epochs of these kinds."""
-    instrument(Switch(kinds, library))
+    instrument(Switch([*kinds, "off"], library))  # the last epoch ends the one before
     from hydragnn.config import RunConfig
     from hydragnn.runs import train
     from tests.benchmarks.step_times import DYNAMICS, crystals
 
     settings = {"epochs": WARM_UP + len(kinds) + 1, "checkpoint_seconds": 1e9}
-    table = {**DYNAMICS, "batch": {"max_graphs": 2}, "model": RUNS[name], "train": settings}
+    table = {**DYNAMICS, "batch": {"max_graphs": 2}, "model": MODEL, "train": settings}
     with tempfile.TemporaryDirectory() as folder, redirect_stdout(io.StringIO()):
         train(RunConfig.parse(table), Path(folder) / "run", store=crystals(40))
 
 
-def counts(name: str, kinds: list[str]) -> list[float]:
+def counts(kinds: list[str]) -> list[float]:
     """Return the instructions of a step in every epoch."""
     with tempfile.TemporaryDirectory() as folder:
         library = Path(folder) / "requests.so"
         (Path(folder) / "requests.c").write_text(REQUESTS, encoding="ascii")
         subprocess.run(["cc", "-shared", "-fPIC", "-o", library, f"{folder}/requests.c"], check=True)
         tool = ["valgrind", "-q", "--tool=callgrind", "--instr-atstart=no", f"--callgrind-out-file={folder}/counts"]
-        own = [sys.executable, "-m", "tests.benchmarks.bench_clock", "--serve", name, str(library), *kinds]
+        own = [sys.executable, "-m", "tests.benchmarks.bench_clock", "--serve", str(library), *kinds]
         subprocess.run([*tool, *own], check=True)
         files = [Path(folder) / f"counts.{number}" for number in range(1, len(kinds) + 1)]
         found = [re.search(r"Client Request: (\w+)\n[\s\S]*?summary: (\d+)", file.read_text()) for file in files]
@@ -168,25 +162,23 @@ def counts(name: str, kinds: list[str]) -> list[float]:
 def main(arguments: list[str] | None = None) -> int:
     """Measure what the command line asks for."""
     options = parser(__doc__, rounds=3)
-    options.add_argument("--runs", nargs="+", default=[*RUNS])
     options.add_argument("--serve", nargs="+", help=argparse.SUPPRESS)
     chosen = options.parse_args(arguments)
     if chosen.serve:
-        count(chosen.serve[0], chosen.serve[2:], Path(chosen.serve[1]))
+        count(chosen.serve[1:], Path(chosen.serve[0]))
         return 0
     from hydragnn.base.peaks import measured_peaks
 
     shares = dict.fromkeys(("steps %", "most %", "thread %"), "8.3f")
-    columns = {"run": "16", "millions": "8.2f", **shares, "once steps": "10.2f", "peaks ms": "8.1f"}
+    columns = {"millions": "8.2f", **shares, "once steps": "10.2f", "peaks ms": "8.1f"}
     figures = Figures(columns, chosen.json)
     thread, begin = 100 * sample_seconds(), time.process_time()  # one sample a second
     measured_peaks("fp32")
     peaks = 1e3 * (time.process_time() - begin)
-    for name in chosen.runs:
-        *alone, counted = counts(name, [*["off", "on"] * chosen.rounds, "off", "counted"])
-        off, on = alone[::2], alone[1::2]
-        added = [100 * (2 * one / (before + after) - 1) for one, before, after in zip(on, off, off[1:], strict=False)]
-        figures.add(name, mean(off) / 1e6, mean(added), max(added), thread, counted / off[-1] - 1, peaks)
+    *alone, counted = counts([*["off", "on"] * chosen.rounds, "off", "counted"])
+    off, on = alone[::2], alone[1::2]
+    added = [100 * (2 * one / (before + after) - 1) for one, before, after in zip(on, off, off[1:], strict=False)]
+    figures.add(mean(off) / 1e6, mean(added), max(added), thread, counted / off[-1] - 1, peaks)
     return 0
 
 
