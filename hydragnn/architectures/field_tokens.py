@@ -27,6 +27,7 @@ class FieldTokensSettings(GeometricSettings):
 
     searched: ClassVar[Searched] = {**GeometricSettings.searched, "heads": one_of(2, 4, 8)}
     own_of_run: ClassVar[tuple[str, ...]] = (*GeometricSettings.own_of_run, "optional_inputs")
+    removed: ClassVar = {"latents": 0}
 
     heads: int = Setting(default=4, ge=1, le=64)
     """Attention heads over fields; they divide hidden_dim."""
@@ -141,7 +142,7 @@ class FieldTokensLayer(nn.Module):
     def __init__(self, settings: FieldTokensSettings, width: int, *, directed: bool) -> None:
         super().__init__()
         channels = settings.hidden_dim
-        self.norm = nn.LayerNorm(channels)
+        self.norms = nn.ModuleList([nn.LayerNorm(channels)])  # a list in saved models
         self.edges = EdgeMixing(channels, width, directed=directed, angles=settings.angles)
         self.network = mlp([channels, 4 * channels, channels])
         self.dropout = nn.Dropout(settings.dropout)
@@ -149,7 +150,7 @@ class FieldTokensLayer(nn.Module):
     def forward(self, states: States, graph: MessageGraph) -> States:
         """New states of degree 0."""
         rows = states[0] + self.dropout(self.edges(states[0], graph))
-        return {**states, 0: rows + self.dropout(self.network(self.norm(rows)))}
+        return {**states, 0: rows + self.dropout(self.network(self.norms[0](rows)))}
 
 
 class FieldTokensTransformer(Architecture):

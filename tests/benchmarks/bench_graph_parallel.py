@@ -3,7 +3,7 @@
     python -m tests.benchmarks.bench_graph_parallel [--rounds 3] [--nodes 100000] [--kind schnet] [--channels 64] [--ranks 1 2] [--nice 0]
     python -m tests.benchmarks.bench_graph_parallel --nodes 2000000 --channels 16 --ranks 1 4 --rounds 1 --steps 1 [--limit GIB]
 
-A mesh of triangles on a square whose nodes have a field to learn, cut along a Hilbert curve or by METIS. Every rank is a process with one thread, and
+A mesh of triangles on a square whose nodes have a field to learn, cut into boxes of a k-d tree or by METIS. Every rank is a process with one thread, and
 takes the step of ``hydragnn train``: cut, predict, differentiate, sum gradients, move the weights. Ranks of all numbers take turns. The times, on the wall and of the CPU, are those of
 the slowest rank; memory is the largest resident set of a rank, of which the whole mesh is a part, since every rank reads it and cuts it.
 ``--limit`` sets the limit of a rank's data (RLIMIT_DATA). Bytes are those that all ranks send in exchanges of a step, over rows of the cut times their width.
