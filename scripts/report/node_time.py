@@ -116,8 +116,11 @@ def faults_table(timeline: Timeline) -> Table:
             "told to the sampler": lambda row: {0: "no", row.count: "yes"}.get(
                 row.to_sampler, f"{row.to_sampler} of {row.count}"
             ),
-            "ended trials": lambda row: "; ".join(
-                f"{', '.join(map(str, trials))}: {shorten(reason, 300)}" for reason, trials in row.reasons.items()
+            "ended trials": lambda row: (
+                "; ".join(
+                    f"{', '.join(map(str, trials))}: {shorten(reason, 300)}" for reason, trials in row.reasons.items()
+                )
+                or "–"
             ),
         },
         "Faults of the campaign. Those of the machine are repeated elsewhere and never told to the sampler; a failure of "

@@ -150,6 +150,7 @@ def trials_table(campaign: Campaign) -> Table:
 def architectures_table(campaign: Campaign) -> Table | None:
     """Return architectures by error; None where there was no choice."""
     records, scores, by_kind = campaign.records, campaign.scores, dict[str, list[TrialHistory]]()
+    speeds = {trial.number: trial.speed for trial in campaign.history.trials}
     for trial in campaign.history.trials:
         model = records[trial.number].config.get("model", {}) if trial.number in records else {}
         if kind := str(trial.values.get("model.kind") or model.get("kind", "")):
@@ -173,7 +174,7 @@ def architectures_table(campaign: Campaign) -> Table | None:
             "failed": lambda kind: str(sum(bool(failure_kind(one)) for one in by_kind[kind])),
             f"best {campaign.measure}": lambda kind: measured(best[kind][0]),
             "time of that trial": of_record(lambda record: duration(record.cost.seconds)),
-            "its graphs per second": of_record(lambda record: f"{record.cost.graphs_per_second:.0f}"),
+            "its graphs per second": lambda kind: f"{speeds[best[kind][1]]:.4g}" if speeds.get(best[kind][1]) else "–",
         },
         "Architectures, the smallest error first. Few trials of an architecture say little about it.",
     )

@@ -78,6 +78,7 @@ def test_parts_add_up_to_the_time_of_all_nodes(disturbed: Any, played: ModuleTyp
     parts = Spent(name="run", records=[record(data=1.0, forward=3.0)], timeline=timeline).parts
     assert sum(parts.values()) == sum(Spent(name="run", records=[], timeline=timeline).parts.values()) == allocated
     assert parts["forward"] == pytest.approx(3 * parts["data"]) and {"faults", "out", "idle"} <= parts.keys()
+    assert all(map(all, faults_table(timeline).rows))  # no cell is empty
     answers = {row[0]: row[5] for row in faults_table(timeline).rows}
     assert (answers["it did not start"], answers["diverged"]) == ("no", "yes")
 
