@@ -90,7 +90,7 @@ def box_order(batch: GraphBatch) -> Int[Tensor, " nodes"]:
 
     places, owner = batch.positions.detach().double().numpy(), batch.owner("node").numpy()
     distance = 2 * np.ptp(places, axis=0).max()  # so that the tree parts graphs first
-    return torch.from_numpy(KDTree(np.column_stack([places, distance * owner])).indices.astype(np.int64))
+    return torch.from_numpy(KDTree(np.column_stack([places, distance * owner]), leafsize=1).indices.astype(np.int64))
 
 
 def crossing(

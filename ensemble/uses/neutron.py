@@ -28,6 +28,7 @@ from hydragnn.ensemble.uses.calculator import EnsembleCalculator
 
 FORCE, STEPS = 5e-4, 300  # largest force (eV/Angstrom) and most steps of a relaxation
 GROWTH = 1.5  # of the volume: it would be another crystal
+STILL = 0.5  # meV, above all that moves a molecule in a box as a whole
 GAP = 0.5  # meV, of what rounding and interpolation leave of acoustic branches at the origin, and of imaginary modes
 CUTOFF = 5.0  # Angstrom, of calculators, which do not say theirs, unless their supercell is given
 FINEST = 0.01  # meV, of widths: less is one in eV
@@ -367,8 +368,8 @@ def _phonons(name: str, crystal: Atoms, repeats: Sequence[int]) -> tuple[Any, An
     mesh = constants.calculate_qpoint_phonon_modes(mp_grid([one + one % 2 for one in points]))
     modes = np.sort(mesh.frequencies.to("meV").magnitude, axis=1)
     lowest = modes[:, 0]
-    if modes[:, 2].max() < GAP:
-        reason = f"three modes stay below {GAP:g} meV, as those of a molecule in a box"
+    if modes[:, 2].max() < STILL:
+        reason = f"three modes stay below {STILL:g} meV, as those of a molecule in a box"
         raise InputError(
             f"by member {name} nothing holds cells of {crystal.symbols} together: {reason}; give a crystal"
         )

@@ -219,7 +219,7 @@ FACTORS = [
     for knots, factors in (([2.0, 1.0], [1.0, 1.0]), ([], []), ([1.0], [1.0, 2.0]), ([1.0], [0.0]), (["here"], [1.0]))
 ]
 FACTORS.append({"knots": [float("nan")], "factors": [1.0]})
-DAMAGED = "a calibration is damaged"
+DAMAGED = r"(a calibration|ensemble\.json) is damaged"
 OTHER_TARGET = "is for another target"
 NO_DOMAIN = "the training domain is damaged"
 IMPOSSIBLE: list[tuple[tuple[Any, ...], str, Sequence[Any], str]] = [
