@@ -17,21 +17,8 @@ PLACE = 1e-8
 """Nodes nearer than this part of the extent of their graph lie at one place."""
 BOND = 1.25
 """Atoms nearer than so many times the sum of their covalent radii are bonded."""
-DIGITS = (
-    9.99,
-    9.999,
-    9.9999,
-    9.99999,
-    9.96920997,
-    3.2767,
-    3.2768,
-    6.5535,
-    2.14748365,
-    3.40282347,
-    1.79769313,
-    1.0,
-    10.0,
-)
+INTEGERS, REALS = (3.2767, 3.2768, 6.5535, 2.14748365), (3.40282347, 1.79769313)
+DIGITS = (9.99, 9.999, 9.9999, 9.99999, 9.96920997, *INTEGERS, *REALS, 1.0, 10.0)
 """Digits of numbers that stand for missing values: -999, those of netCDF, the last of 16, 32 and 64 bits, and 1e20."""
 _MIX = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0xD6E8FEB86659FD93], dtype=np.uint64)
 """Odd numbers that make one of several whole numbers, so that equal rows are found by one sort."""

@@ -2,11 +2,12 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, ClassVar
 
 import numpy as np
 from jaxtyping import Float, Int
-from scipy.spatial.distance import cdist
+from scipy.spatial import KDTree
 
 from hydragnn.ensemble.domain.detector import (
     LARGEST_TABLE,
@@ -198,7 +199,7 @@ class Statistics(Detector):
     """One over standard deviations of training graphs; 0 of constants."""
     whitening: Float[Array, "statistics statistics"]
     edges: Float[Array, "graphs 3"]
-    """Of training graphs; empty in ensembles without their channel."""
+    """Edges of training graphs; empty in ensembles without their channel."""
 
     @property
     def channels(self) -> tuple[Channel, ...]:
@@ -207,16 +208,16 @@ class Statistics(Detector):
 
     def values(self, view: GraphView) -> Float[Array, "graphs channels"]:
         """Return logarithms of distances; what a graph has not is as usual."""
-        away = np.nan_to_num((statistics_of(view, self.columns) - self.mean) * self.unit)
+        lengths = _lengths(view)
+        away = np.nan_to_num((statistics_of(view, self.columns, lengths) - self.mean) * self.unit)
         columns = [np.maximum(np.linalg.norm(away @ self.whitening.T, axis=1), 1e-6)]
-        columns += (
-            [cdist(np.nan_to_num(_lengths(view)[:, 2:]), self.edges).min(axis=1) + ALIKE] if len(self.edges) else []
-        )
+        if len(self.edges):
+            columns.append(_tree(self).query(np.nan_to_num(lengths[:, 2:]))[0] + ALIKE)
         return np.log(np.stack(columns, axis=1))
 
     def reason(self, view: GraphView, graph: int, channel: int, value: float) -> str:
         """Return the statistic furthest from its mean, or edges, in words."""
-        away = np.nan_to_num((statistics_of(view, self.columns)[graph] - self.mean) * self.unit)
+        away = np.nan_to_num((statistics_of(view, self.columns, _lengths(view))[graph] - self.mean) * self.unit)
         most = int(np.abs(away).argmax())
         if channel and np.abs(away[most]) < 3:
             return "lengths and numbers of its edges are unlike those of every training graph"
@@ -252,7 +253,11 @@ def fitted_statistics(training: Iterable[GraphView], inputs: Sequence[Field]) ->
     """
     tables = [one for one in inputs if one.parity == "scalar" and max(one.width, one.classes) <= LARGEST_TABLE]
     columns = {one.name: _columns(one) for one in tables}
-    seen = [(statistics_of(view, columns), np.nan_to_num(_lengths(view)[:, 2:])) for view in training]
+    seen = [
+        (statistics_of(view, columns, lengths), np.nan_to_num(lengths[:, 2:]))
+        for view in training
+        for lengths in [_lengths(view)]
+    ]
     rows, edges = map(np.concatenate, zip((np.zeros((0, 2 + sum(columns.values()))), np.zeros((0, 3))), *seen))
     has = np.isfinite(rows)
     counts = np.maximum(has.sum(axis=0), 1)
@@ -268,9 +273,16 @@ def fitted_statistics(training: Iterable[GraphView], inputs: Sequence[Field]) ->
     return [Statistics(columns=columns, mean=mean, unit=unit, whitening=whitening, edges=edges)]
 
 
-def statistics_of(view: GraphView, columns: Mapping[str, int]) -> Float[Array, "graphs statistics"]:
+@lru_cache(maxsize=4)
+def _tree(detector: Statistics) -> KDTree:
+    return KDTree(detector.edges)
+
+
+def statistics_of(
+    view: GraphView, columns: Mapping[str, int], lengths: Float[Array, "graphs 5"]
+) -> Float[Array, "graphs statistics"]:
     """Return logarithms of distances to nearest neighbours, and statistics of inputs; NaN without them."""
-    batch, result = view.batch, [_lengths(view)[:, :2]]
+    batch, result = view.batch, [lengths[:, :2]]
     for name, count in columns.items():
         own = np.full((len(view), count), np.nan)
         if field := batch.fields.get(name):

@@ -48,4 +48,7 @@ class LayerSplit:
 
 
 Plan = Mapping[str, LayerSplit]
-"""What ``split_plan()`` of a layer gives, parts by path: "" is the layer itself, "values.*" all of a list. A path may lead to a parameter; it is split along its first dimension."""
+"""Parts of a layer by path, as its ``split_plan()`` gives them.
+
+"" is the layer itself, "values.*" all of a list. A path may lead to a parameter, which is split along its first dimension.
+"""
