@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from io import BytesIO
+from numbers import Number
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -27,6 +28,7 @@ from hydragnn.ensemble.estimates.moments import Array
 from hydragnn.ensemble.uses.calculator import EnsembleCalculator
 
 FORCE, STEPS = 5e-4, 300  # largest force (eV/Angstrom) and most steps of a relaxation
+OVERLAP, EQUAL = 0.3, 3e-3  # Angstrom between overlapping atoms; of lengths and an atom's volume in equal crystals
 GROWTH = 1.5  # of the volume: it would be another crystal
 STILL = 0.5  # meV, above all that moves a molecule in a box as a whole
 GAP = 0.5  # meV, of what rounding and interpolation leave of acoustic branches at the origin, and of imaginary modes
@@ -52,7 +54,7 @@ class NeutronSpectrum:
     model: str  # digest of the ensemble
     names: tuple[str, ...]
     weights: Float[Array, " members"]
-    cells: Float[Array, "members 3 3"]  # relaxed, Angstrom
+    crystals: tuple[Atoms, ...]  # relaxed by each member
     domain: str = ""  # reason why the crystal is outside the training domain
     factors: Mapping[str, float] = field(default_factory=dict)  # half widths of the band over the spread
     level: float = math.nan
@@ -62,8 +64,15 @@ class NeutronSpectrum:
             f"neutron spectrum of {len(self.names)} members to {self.energies[-1]:.3g} meV, {len(self.momenta)} momenta"
         )
 
+    @property
+    def cells(self) -> Float[Array, "members 3 3"]:
+        """Relaxed cells in Angstrom."""
+        return np.stack([one.cell.array for one in self.crystals])
+
     def mean(self, what: str = "dos") -> Array:
         """Return the weighted mean of the members."""
+        if what not in self.members:
+            raise InputError(f"a spectrum has no {what!r:.40}; give {' or '.join(self.members)}")
         return np.tensordot(self.weights, self.members[what], axes=1)
 
     def spread(self, what: str = "dos") -> Array:
@@ -81,26 +90,34 @@ class NeutronSpectrum:
         mean, half = self.mean(what), self.factors[what] * self.spread(what)
         return np.maximum(mean - half, 0), mean + half
 
-    def calibrated(self, pairs: Sequence[tuple[Any, Any]], level: float = 0.9) -> "NeutronSpectrum":
+    def calibrated(self, pairs: Any, level: float = 0.9) -> "NeutronSpectrum":
         """Return the spectrum with a band that held on other crystals.
 
         ``pairs`` are their spectra, by the same ensemble, and references, of which it has the share ``level``. InputError where this crystal is among them.
         """
-        if not pairs or not 0 < level < 1:
-            raise InputError(f"{len(pairs)} crystals at level {level:g}; give one or more, and a level between 0 and 1")
-        if any(one.model != self.model or np.array_equal(one.cells.round(3), self.cells.round(3)) for one, _ in pairs):
-            raise InputError("only spectra of the same ensemble on other crystals calibrate; leave this one out")
+        if not (isinstance(pairs, Sequence) and pairs and 0 < level < 1):
+            raise InputError("give a list of one pair or more, and a level between 0 and 1")
+        for pair in pairs:
+            if not (isinstance(pair, Sequence) and len(pair) == 2 and isinstance(pair[0], NeutronSpectrum)):
+                raise InputError(f"{pair!s:.60} is no pair; give the spectrum of another crystal and its reference")
+            if pair[0].model != self.model or _are_equal(pair[0].crystals[0], self.crystals[0]):
+                raise InputError("only spectra of the same ensemble on other crystals calibrate; leave this one out")
         scores = {what: np.concatenate([own._scores(truth, what) for own, truth in pairs]) for what in self.members}
         factors = {what: float(np.quantile(one, level)) for what, one in scores.items()}
         return replace(self, factors=factors, level=level)
 
-    def coverage(self, reference: "NeutronSpectrum") -> dict[str, float]:
+    def coverage(self, reference: Any) -> dict[str, float]:
         """Return shares of energies at which the band has the reference."""
         self.interval()
         return {what: float((self._scores(reference, what) <= own).mean()) for what, own in self.factors.items()}
 
-    def _scores(self, reference: "NeutronSpectrum", what: str) -> Float[Array, " scores"]:
+    def _scores(self, reference: Any, what: str) -> Float[Array, " scores"]:
         """Return errors over the spread where there is a spectrum."""
+        if not isinstance(reference, NeutronSpectrum):
+            raise InputError(f"{reference!r:.40} is no spectrum; make it with **spectrum.settings")
+        ours, theirs = (one.crystals[0].symbols.formula.reduce()[0].count() for one in (self, reference))
+        if ours != theirs:
+            raise InputError(f"the reference is of {theirs}, and the spectrum of {ours}; give that of the same crystal")
         for name in ("energies", "momenta", "width", "temperature", "pressure", "scattering_lengths"):
             if not np.array_equal(self.settings[name], reference.settings[name]):
                 raise InputError(f"the reference has another {name}; make it with **spectrum.settings")
@@ -115,6 +132,7 @@ class NeutronSpectrum:
         facts = {name: getattr(self, name) for name in ("settings", "names", "factors", "level", "domain", "model")}
         facts["units"] = {"energies": "meV", "momenta": "1/Angstrom", "dos": "1/meV", "intensity": "mbarn/meV"}
         arrays = {name: getattr(self, name) for name in ("energies", "momenta", "weights", "cells")}
+        arrays["positions"] = np.stack([one.positions for one in self.crystals])
         for what, values in self.members.items():
             arrays |= {f"{what}_members": values, f"{what}_mean": self.mean(what)}
             if self.factors:
@@ -127,7 +145,9 @@ class NeutronSpectrum:
         """Draw the density of states, S(|Q|, E), and a cut through it."""
         from matplotlib.figure import Figure
 
-        figure = Figure(figsize=(11, 3.3), layout="constrained")
+        figure, ending, content = Figure(figsize=(11, 3.3), layout="constrained"), Path(path).suffix[1:], BytesIO()
+        if ending not in (endings := figure.canvas.get_supported_filetypes()):
+            raise InputError(f"{path} is no name of a picture; end it in .png, or in one of {', '.join(endings)}")
         first, middle, last = figure.subplots(1, 3)
         cut = int(0.6 * len(self.momenta))
         whole = self.mean("intensity").T
@@ -145,7 +165,8 @@ class NeutronSpectrum:
                 axes.plot(reference.energies, reference.mean(what)[row], "k--", label="reference")
             axes.set(xlabel="E, meV", ylim=(0, None))
             axes.legend(frameon=False)
-        figure.savefig(path, dpi=100)
+        figure.savefig(content, format=ending, dpi=100)
+        write_atomically(Path(path), content.getvalue())
 
 
 @check_arguments
@@ -175,7 +196,7 @@ def neutron_spectrum(
     except ImportError as error:
         raise MissingPackageError("euphonic", "neutron", "a neutron spectrum") from error
     numbers = [width, temperature, pressure or 0.0, *(scattering_lengths or {}).values()]
-    if not np.isfinite(numbers).all() or min(width, temperature) <= 0:
+    if not all(isinstance(one, Number) and np.isfinite(one) for one in numbers) or min(width, temperature) <= 0:
         raise InputError("width, temperature, pressure and lengths are not all finite, or the first two not above 0")
     momenta = _axis("momenta", np.arange(0.25, 8.01, 0.25) if momenta is None else momenta, 0.0, even=False)
     energies = energies if energies is None else _axis("energies", energies, -1e-9, even=True)
@@ -210,7 +231,7 @@ def neutron_spectrum(
         model=model.digest if isinstance(model, Ensemble) else "",
         names=tuple(name for name, _ in calculators),
         weights=weights / weights.sum(),
-        cells=np.stack([cell for *_, cell in phonons]),
+        crystals=tuple(crystal for *_, crystal in phonons),
         domain=domain,
     )
 
@@ -240,9 +261,12 @@ def _spectra(
 
 
 def _axis(name: str, values: Any, least: float, even: bool) -> Float[Array, " values"]:
-    axis = np.asarray(values, dtype=np.float64)
+    try:
+        axis = np.asarray(values, dtype=np.float64)
+    except (TypeError, ValueError):
+        axis = np.empty(0)
     rises = axis.ndim == 1 and np.isfinite(axis).all() and (np.diff(axis, prepend=least) > 0).all()
-    if not rises or (even and (len(axis) < 3 or np.ptp(np.diff(axis)) > 1e-6 * axis[-1])):
+    if not rises or len(axis) < 1 + 2 * even or (even and np.ptp(np.diff(axis)) > 1e-6 * axis[-1]):
         raise InputError(
             f"{name} do not rise from 0; give |Q| in 1/Angstrom, or edges of even bins, two or more, in meV"
         )
@@ -258,6 +282,8 @@ def _lengths(atoms: Atoms, own: Mapping[str, float]) -> dict[str, Any]:
     if not crystal or not np.linalg.det(atoms.cell.array) > 1e-6:
         what = getattr(atoms, "symbols", type(atoms).__name__)
         raise InputError(f"{what} is no crystal; give ase.Atoms with a right-handed cell and three periodic axes")
+    if (nearest := atoms.get_all_distances(mic=True)[~np.eye(len(atoms), dtype=bool)].min(initial=9)) < OVERLAP:
+        raise InputError(f"two atoms of {atoms.symbols} are {nearest:.3g} Angstrom apart; remove one")
     if unknown := own.keys() - atomic_numbers.keys():
         raise InputError(f"scattering_lengths: {sorted(unknown)} are no elements; name isotopes by their element")
     table, lengths = LegacyJsonData("Sears1992"), {one: length * ureg("fm") for one, length in own.items()}
@@ -337,8 +363,17 @@ def _is_symmetric(crystal: Atoms) -> bool:
     return not any(np.ptp(values[crystal.numbers == one], axis=0).any() for values in read for one in numbers)
 
 
-def _phonons(name: str, crystal: Atoms, repeats: Sequence[int]) -> tuple[Any, Any, Float[Array, "3 3"]]:
-    """Return force constants, modes and cell; InputError for unstable crystals."""
+def _are_equal(one: Atoms, other: Atoms) -> bool:
+    """Return whether two crystals are one, whatever their cells and axes."""
+    from ase.utils.structure_comparator import SymmetryEquivalenceCheck
+
+    volume = EQUAL * one.cell.volume / len(one)
+    how: dict[str, Any] = {"angle_tol": 0.1, "ltol": EQUAL, "stol": 0.01, "vol_tol": volume, "to_primitive": True}
+    return bool(SymmetryEquivalenceCheck(**how).compare(one, other))
+
+
+def _phonons(name: str, crystal: Atoms, repeats: Sequence[int]) -> tuple[Any, Any, Atoms]:
+    """Return force constants, modes and crystal; InputError for unstable crystals."""
     from euphonic import ForceConstants, ureg
     from euphonic.util import mp_grid
     from phonopy import Phonopy
@@ -376,4 +411,4 @@ def _phonons(name: str, crystal: Atoms, repeats: Sequence[int]) -> tuple[Any, An
     if lowest.min() < -GAP:
         mode = f"an imaginary mode, {-lowest.min():.3g}i meV at q = {mesh.qpts[lowest.argmin()].round(3).tolist()}"
         raise InputError(f"member {name} has {mode}; leave it out, or train it on crystals like this one")
-    return constants, mesh, crystal.cell.array
+    return constants, mesh, crystal.copy()

@@ -167,7 +167,7 @@ def drawn(seed: int, noise: float = 0.2, model: str = "m") -> tuple[NeutronSpect
         own = {
             "names": ("a",) * count,
             "weights": np.full(count, 1 / count),
-            "cells": np.full((count, 3, 3), 3.0 + seed),
+            "crystals": (bulk("Cu", a=3.0 + seed, cubic=seed % 2 > 0),) * count,
         }
         return NeutronSpectrum(members=members, model=model, settings=settings, **own, **plain)
 
@@ -175,6 +175,8 @@ def drawn(seed: int, noise: float = 0.2, model: str = "m") -> tuple[NeutronSpect
 
 
 OWN, TRUTH = drawn(0)
+CUBIC = bulk("Cu", a=3.003, cubic=True)  # of the first, relaxed from another cell
+CUBIC.rotate(30, (1, 1, 0), rotate_cell=True)
 BAND = OWN.calibrated([drawn(1)])
 
 
@@ -196,6 +198,13 @@ def test_a_band_holds_as_often_as_it_says_on_other_crystals(level: float, tmp_pa
         ("no band before a calibration", OWN.interval, []),
         ("level between 0 and 1", OWN.calibrated, [[drawn(1)], 90.0]),
         ("on other crystals", OWN.calibrated, [[drawn(0)]]),
+        ("on other crystals", OWN.calibrated, [[(replace(OWN, crystals=(CUBIC, CUBIC)), TRUTH)]]),
+        ("is no pair", OWN.calibrated, [drawn(1)]),
+        ("is no pair", OWN.calibrated, [[(*drawn(1), TRUTH)]]),
+        ("is no spectrum; make it with", OWN.calibrated, [[(drawn(1)[0], "DFT")]]),
+        ("of .'Au': 1., and the spectrum of", BAND.coverage, [replace(TRUTH, crystals=(bulk("Au"),))]),
+        ("has no 'phonons'; give dos or intensity", OWN.mean, ["phonons"]),
+        ("no name of a picture", OWN.picture, ["spectrum.abc"]),
         ("of the same ensemble", OWN.calibrated, [[drawn(1, model="another")]]),
         ("another pressure", BAND.coverage, [drawn(1)[1]]),
         ("another energies", BAND.coverage, [replace(TRUTH, settings=TRUTH.settings | {"energies": np.arange(9.0)})]),
@@ -230,6 +239,7 @@ MIXED.set_masses([63.0, 65.0] * 2)
         ("H2O is no crystal", EMT(), Atoms("H2O", np.eye(3)), {}),
         ("X is no crystal", EMT(), Atoms("X", [[np.nan] * 3], cell=np.eye(3), pbc=True), {}),
         ("right-handed cell", EMT(), Atoms("Cu", cell=-np.eye(3), pbc=True), {}),
+        ("two atoms of Cu2 are 0 Ang", EMT(), Atoms("Cu2", [[0, 0, 0], [0, 3.6, 0]], cell=[3.6] * 3, pbc=True), {}),
         ("no scattering length of Po", EMT(), POLONIUM, {}),
         ("Ti of mass 47.948 is an isotope", EMT(), HEAVY, {}),
         ("Cu has several masses", EMT(), MIXED, {"scattering_lengths": {"Cu": 6.4}}),
@@ -238,6 +248,8 @@ MIXED.set_masses([63.0, 65.0] * 2)
         ("give both in meV", EMT(), COPPER, {"energies": np.arange(0, 0.04, 0.0005)}),
         ("not all finite", EMT(), COPPER, {"scattering_lengths": {"Cu": np.nan}}),
         ("momenta do not rise", EMT(), COPPER, {"momenta": [2, 1]}),
+        ("momenta do not rise", EMT(), COPPER, {"momenta": "a"}),
+        ("momenta do not rise", EMT(), COPPER, {"momenta": []}),
         ("energies do not rise", EMT(), COPPER, {"energies": [0, np.nan]}),
         ("not three whole numbers", EMT(), COPPER, {"supercell": (2.5, 3, 3)}),
         ("no forces and no stress", Calculator(), COPPER, {}),
