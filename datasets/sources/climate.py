@@ -78,6 +78,9 @@ class ClimateBuild(ObjectsBuild):
             for key in [key for key in frames if key in data.data_vars]:
                 one, own = variable_of(data, key, self.level, file), frames[key]
                 self.check_units({key: one.unit, TIME: "h", LEAD: "h"}, file)
+                if own and (first := next(iter(own.values()))[0]).unit != one.unit:
+                    what = f"{one.where} is in {one.unit or 'no unit'}, and {first.where} in {first.unit or 'no unit'}"
+                    raise InputError(f"{what}; bring them to one")
                 for frame, time in enumerate([STATIC] if one.times is None else one.times.tolist()):
                     if own and (time == STATIC or STATIC in own or time in own):
                         other = own.get(time) or next(iter(own.values()))

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hydragnn.base.errors import InputError, MissingPackageError, words_of
+from hydragnn.graphs.problems import NOISE
 
 Array = NDArray[Any]
 AXES = {"latitude": "north", "longitude": "east"}
@@ -34,6 +35,8 @@ class Variable:
     times: Array | None
     """Hours since 1970 in the file's calendar; None for what does not change."""
     calendar: str
+    valid: Array
+    """Ends of valid values, by CF's attributes."""
 
     @property
     def unit(self) -> str:
@@ -46,7 +49,7 @@ class Variable:
             values = (self.data if self.times is None else self.data[frame]).values.astype(np.float64).ravel()
         except Exception as error:  # of several readers
             raise InputError(f"{self.where}, frame {frame}, is damaged ({words_of(error)}); copy it again") from error
-        return np.where(np.abs(values) < UNWRITTEN, values, np.nan)
+        return np.where((values > self.valid[0]) & (values < self.valid[1]), values, np.nan)
 
 
 def open_data(path: Path) -> Any:
@@ -68,6 +71,8 @@ def open_data(path: Path) -> Any:
         raise
     except Exception as error:  # of several readers
         move = "check it, or convert it (GRIB by `cdo -f nc4 copy`)"
+        if "decode time units" in str(error):
+            move = "write times in hours since a date, as by `cdo settunits,hours`, and name a calendar of CF"
         raise InputError(f"{path} is no readable netCDF or zarr ({words_of(error):.300}); {move}") from error
     for name, one in data.variables.items():
         if prod(chunks := one.encoding.get("preferred_chunks", {}).values()) > MOST:
@@ -86,7 +91,7 @@ def decoded(data: Any, name: str) -> Any:
 
 def variable_of(data: Any, key: str, level: float | None, file: str) -> Variable:
     """Return a variable of a file; InputError with the next move."""
-    where, one = f"{file}: {key}", data[key]
+    where, one, valid = f"{file}: {key}", data[key], _valid(data[key], f"{file}: {key}")
     axes = [_axis(one, name, where) for name in AXES]
     marks = {dim: {dim, one[dim].attrs.get("standard_name"), one[dim].attrs.get("axis")} for dim in one.dims}
     time = [dim for dim in one.dims if marks[dim] & {"time", "T"} or one[dim].dtype.kind in "MO"][:1]
@@ -112,7 +117,21 @@ def variable_of(data: Any, key: str, level: float | None, file: str) -> Variable
     if len(east) > 2 and abs(abs(east[-1] - east[0]) - 360) < 1e-4:  # the first column again
         one, east = one[..., :-1], east[:-1]
     times, calendar = _hours(one[time[0]], where) if time else (None, "")
-    return Variable(data=one, where=where, grid=(north, east), times=times, calendar=calendar)
+    return Variable(data=one, where=where, grid=(north, east), times=times, calendar=calendar, valid=valid)
+
+
+def _valid(one: Any, where: str) -> Array:
+    """Return the ends of valid values; whole numbers are packed as values are."""
+    ends = one.attrs.get("valid_range", [one.attrs.get("valid_min", -np.inf), one.attrs.get("valid_max", np.inf)])
+    kinds = {np.asarray(end).dtype.kind for end in ends if end not in (-np.inf, np.inf)}
+    if len(ends) != 2 or not kinds <= {*"iuf"} or ends[0] > ends[1]:
+        raise InputError(f"{where} has valid values from and to {ends}; write two numbers that rise, or none")
+    packed = kinds <= {*"iu"} and np.dtype(one.encoding.get("dtype", float)).kind in "iu"
+    scale, offset = [one.encoding.get(key, k) if packed else k for k, key in ((1, "scale_factor"), (0, "add_offset"))]
+    limits: Array = np.sort(np.asarray(ends, np.float64) * scale + offset)
+    slack = np.maximum(NOISE * np.abs(limits), packed * abs(scale) / 2)
+    limits = (limits + [-1, 1] * slack).clip(-UNWRITTEN, UNWRITTEN)
+    return limits
 
 
 def _axis(one: Any, name: str, where: str) -> str:
@@ -132,15 +151,14 @@ def _axis(one: Any, name: str, where: str) -> str:
 
 def _hours(time: Any, where: str) -> tuple[Array, str]:
     """Return hours since 1970 and the calendar."""
-    values, calendar = time.values, "standard"
-    if values.dtype.kind == "M":
-        hours = (values - np.datetime64("1970-01-01")) / np.timedelta64(1, "h")
-    elif calendar := getattr(next(iter(values), None), "calendar", ""):
-        import cftime
+    from xarray.coding.times import encode_cf_datetime
 
-        hours = np.asarray(cftime.date2num(values, "hours since 1970-01-01", calendar), np.float64)
-    else:
-        raise InputError(f"{where}: {time.name} has no units with a date; give it some, such as hours since 2000-01-01")
+    try:
+        numbers, _, calendar = encode_cf_datetime(time.values, "hours since 1970-01-01", time.dt.calendar)
+    except (AttributeError, TypeError) as error:  # no dates
+        move = "give it some, such as hours since 2000-01-01"
+        raise InputError(f"{where}: {time.name} has no units with a date; {move}") from error
+    hours = np.asarray(numbers, np.float64)
     rising = np.diff(hours) > 0
     if not (rising.all() and np.isfinite(hours).all()):
         place = int(rising.argmin()) if len(rising) else 0

@@ -65,6 +65,30 @@ def write(one: Any, path: Path, **more: Any) -> Path:
     return path
 
 
+VALID: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({"valid_range": [-1.0, 1200.0]}, {}),
+    ({"valid_max": 1200.0}, {"dtype": "f4"}),
+    ({"valid_range": np.array([-20, 12000], "i2")}, {"dtype": "i2", "_FillValue": -32768, "scale_factor": 0.1}),
+    ({"valid_min": np.int16(-12000)}, {"dtype": "i2", "_FillValue": -32768, "scale_factor": -0.1}),
+    (
+        {"valid_range": [-1.0, 1200.0]},
+        {"dtype": "i2", "_FillValue": -32768, "scale_factor": 0.1},
+    ),  # floats are not packed
+]
+
+
+@pytest.mark.parametrize(("attributes", "encoding"), VALID)
+def test_values_that_the_file_calls_invalid_lack(
+    attributes: dict[str, Any], encoding: dict[str, Any], tmp_path: Path
+) -> None:
+    one = data()
+    one["t"].values[2] = np.where(np.arange(12) == 4, 1300, 1200)
+    one.t.attrs |= attributes
+    later = {**LATER, "optional": True}
+    _, graph = graphs(write(one, tmp_path / "a.nc", encoding={"t": encoding}), fields=[TEMPERATURE, later])
+    assert graph["next"].isnan().sum() == 9 and float(graph["next"].nan_to_num(1200).min()) == pytest.approx(1200)
+
+
 PACKED = {"dtype": "int16", "scale_factor": 0.05, "add_offset": 700.0, "_FillValue": -9}
 NETCDF = [{}, {"engine": "scipy"}, {"encoding": {"t": PACKED}}, {"encoding": {"time": {"calendar": "noleap"}}}]
 FORMS = [("a.nc", one) for one in NETCDF]
@@ -171,6 +195,9 @@ FAULTS: list[tuple[Any, dict[str, Any], str]] = [
     (levels, {}, "lies on z, too; choose one with level"),
     (levels, {"level": 700}, "no level 700; z has 500, 850"),
     (two, {"fields": [TEMPERATURE, {"name": "v", "on": "node"}]}, "lie on other grids"),
+    (data(time={"units": "months since 2001-01-01"}), {}, "write times in hours since a date"),
+    (data(time={"calendar": "lunar"}), {}, "name a calendar of CF"),
+    (data().assign(t=data().t.assign_attrs(valid_range=[300, 200])), {}, "write two numbers that rise, or none"),
     (data((0, 12, 6)), {}, "frame 2 is not after frame 1"),
     (data((0, 6, 6)), {}, "frame 2 is not after frame 1"),
     (data((0, 6, 30)), {}, "not equally spaced in time"),
@@ -234,6 +261,9 @@ def test_months_of_other_calendars_and_equal_times_are_refused(tmp_path: Path) -
     with pytest.raises(InputError, match="values of the same time; give each once, or say joined = false"):
         graphs([files[0], write(data(), tmp_path / "3.nc")])
     assert len(graphs([files[0], tmp_path / "3.nc"], joined=False)) == 4
+    warm = data((18, 24)).assign(t=data((18, 24)).t.assign_attrs(units="degC"))
+    with pytest.raises(InputError, match="and 1\\.nc: t in K; bring them to one"):
+        graphs([files[0], write(warm, tmp_path / "4.nc")], fields=[{"name": "t", "on": "node"}])
 
 
 def test_areas_and_poles() -> None:
