@@ -1,7 +1,7 @@
 """Atoms as nodes, and pairs within a cutoff as edges."""
 
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
@@ -56,13 +56,11 @@ def from_ase(
     optional: Iterable[str] = (),
     max_neighbours: int | None = None,
     name: str = "structure",
-    neighbours: Callable[..., tuple[ndarray, ndarray, ndarray]] | None = None,
 ) -> GraphBatch:
     """Return the graph of one structure, through every periodic image.
 
     ``cutoff`` is in Angstrom and may exceed the cell. ``max_neighbours`` keeps, at every receiver, its nearest
     neighbours (equal distances in the order of the image and then of the sender), so that edges need no longer come in pairs.
-    ``neighbours`` finds them in place of ``neighbour_list``, with its arguments and result (``SkinList`` for atoms that move).
 
     Every structure has the field ``atomic_numbers``. Values of other ``fields`` are taken, under their name or the name
     that ``keys`` gives, from the calculator's stored results (nothing is computed), from ``atoms.info`` (graph fields)
@@ -87,8 +85,7 @@ def from_ase(
     positions = np.asarray(atoms.positions, dtype=np.float64)
     if not np.isfinite(positions).all():
         raise InputError(f"{name}, positions: NaN or infinite; remove the structure")
-    search = neighbours or neighbour_list
-    senders, receivers, shifts = search(positions, cell, periodic, cutoff, max_neighbours, name=name)
+    senders, receivers, shifts = neighbour_list(positions, cell, periodic, cutoff, max_neighbours, name=name)
     optional = set(optional)
     labels = labels_of(atoms, fields, keys or {}, optional, name)
     on_nodes = {field.name: value for field, value in labels if field.on == "node"}

@@ -50,13 +50,13 @@ class PackageCalculator(EnsembleCalculator):
         now = self.atoms
         positions, cutoff = now.get_positions(), self.structures.cutoff
         cell = completed_cell(np.array(now.cell.array), now.pbc, "the structure")
-        senders, receivers, images = self.moving.neighbours(positions, cell, now.pbc, cutoff, name="the structure")
+        edges, shifts = self.moving.neighbours.edges(positions, cell, now.pbc, cutoff, name="the structure")
         values = self.potential(
             torch.from_numpy(positions),
             torch.from_numpy(now.numbers.astype(np.int64)),
             torch.from_numpy(cell)[None],
-            torch.from_numpy(np.stack([senders, receivers]).astype(np.int64)),
-            torch.from_numpy(np.asarray(images, np.float64)),
+            torch.stack([edges.senders, edges.receivers]),
+            (shifts @ torch.from_numpy(np.linalg.inv(cell))).round(),
             torch.zeros(len(now), dtype=torch.int64),
         )
         outputs = {name: value.numpy() for name, value in zip(self.order, values)}

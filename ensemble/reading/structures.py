@@ -57,17 +57,11 @@ class Structures:
     coarsening: CoarseningSettings | None = None
     """Rule of levels, where members pool."""
 
-    def graph(self, atoms: Atoms, name: str, neighbours: SkinList | None = None) -> GraphBatch:
-        """Return the graph of one structure; ``neighbours`` are reused where atoms move."""
+    def graph(self, atoms: Atoms, name: str) -> GraphBatch:
+        """Return the graph of one structure."""
         keys = {field.name: self.key(atoms, field) for field in self.fields}
         graph = from_ase(
-            atoms,
-            self.cutoff,
-            fields=self.fields,
-            keys=keys,
-            max_neighbours=self.max_neighbours,
-            name=name,
-            neighbours=neighbours,
+            atoms, self.cutoff, fields=self.fields, keys=keys, max_neighbours=self.max_neighbours, name=name
         )
         graph = self._completed(graph, keys)
         return graph if self.coarsening is None else self.coarsening.applied(graph)
@@ -86,7 +80,7 @@ class Structures:
         box, periodic = np.asarray(atoms.cell.array, dtype=np.float64), np.asarray(atoms.pbc, dtype=bool)
         cell, flags = torch.from_numpy(box.copy()), torch.from_numpy(periodic.copy())
         if not np.isfinite(positions).all() or cell_problem(cell, flags):
-            return self.graph(atoms, name, neighbours)  # which says what is wrong
+            return self.graph(atoms, name)  # which says what is wrong
         completed = completed_cell(box, periodic, name)
         points = torch.from_numpy(positions.copy()).to(device)
         topology, shifts = neighbours.edges(positions, completed, periodic, self.cutoff, name=name, places=points)
@@ -162,7 +156,7 @@ class MovingStructure:
         if last is not None and np.array_equal(last[1].numbers, atoms.numbers) and (last[1].pbc == atoms.pbc).all():
             graph = self.structures.moved(last[0], atoms, name, self.neighbours)
         else:
-            graph = self.structures.graph(atoms, name, self.neighbours)
+            graph = self.structures.graph(atoms, name)
         self._last = (graph, atoms) if self.structures.keeps_fields else None
         return graph
 

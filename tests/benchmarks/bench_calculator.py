@@ -113,14 +113,14 @@ def graphs(count: int, steps: int) -> None:
     rule, random = Structures(cutoff=5.0, max_neighbours=None, fields=()), np.random.default_rng(0)
     places, phases = atoms.positions.copy(), random.uniform(0, 2 * np.pi, atoms.positions.shape)
     turns = 2 * np.pi / random.uniform(55, 110, places.shape)  # per step of 2 fs
-    graph = rule.graph(atoms, "copper", skin)
+    graph = rule.graph(atoms, "copper")
     print("[]", flush=True)
     for _ in sys.stdin:
         start = time.process_time()
         for _ in range(steps):
             step += 1
             atoms.positions = places + 0.12 * np.sin(turns * step + phases)
-            graph = rule.moved(graph, atoms, "copper", skin) if hasattr(rule, "moved") else rule.graph(atoms, "", skin)
+            graph = rule.moved(graph, atoms, "copper", skin)
             graph.topology.by_sender
         print(f"[{time.process_time() - start}]", flush=True)
 
