@@ -27,9 +27,9 @@ from hydragnn.datasets.manifest import (
     PartInfo,
     StoreManifest,
     check_part_files,
+    other_rule,
     part_files,
     read_manifest,
-    transform_of,
 )
 from hydragnn.datasets.part_texts import TextsReader, texts_path
 from hydragnn.datasets.public import PublicStore
@@ -37,7 +37,7 @@ from hydragnn.datasets.store import Column, Numbers, Sizes
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Field
 from hydragnn.graphs.texts import Texts
-from hydragnn.graphs.units import CLOSE_NUCLEI, LENGTH_UNIT
+from hydragnn.graphs.units import CLOSE_NUCLEI
 
 COLUMNS = {"graph": 0, "node": 1, "edge": 2}
 """Columns of the blocks of a part that count its items."""
@@ -385,14 +385,7 @@ def check_schema(path: Path, first: StoreManifest, other: Path, own: StoreManife
         problem = f"the field {name} is in one of them alone, or has another shape, unit, role or dtype"
     elif first.dim != own.dim:
         problem = f"their dimensions are {first.dim} and {own.dim}"
-    for key in ("cutoff", "max_neighbours", LENGTH_UNIT):
-        values = [one.attributes.get(key) for one in (first, own)]
-        if values[0] != values[1]:
-            problem = problem or f"{key} is {values[0]} and {values[1]}"
-    changed = [transform_of(one.attributes) for one in (first, own)]
-    if None not in changed and changed[0] != changed[1]:
-        problem = problem or f"their transforms are {changed[0] or 'none'} and {changed[1] or 'none'}"
-    if problem:
+    if problem := problem or other_rule(first.attributes, own.attributes):
         raise InputError(
             f"{path} and {other} are no one data set: {problem}; build them alike, or train them as branches"
         )

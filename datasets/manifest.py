@@ -19,6 +19,7 @@ from hydragnn.datasets.arrays import array_specs
 from hydragnn.datasets.part_texts import TextsInfo
 from hydragnn.graphs.defects import Defect
 from hydragnn.graphs.field import Field, field_from_json
+from hydragnn.graphs.units import LENGTH_UNIT
 
 FORMAT = "hydragnn-store"
 VERSION = 1
@@ -122,6 +123,17 @@ def transform_in(notes: Iterable[str], branch: str = "") -> str | None:
     """Return the transform that notes of a run name."""
     begin = (f"branch {branch}: " if branch else "") + CHANGED_BY
     return next((note.removeprefix(begin) for note in notes if note.startswith(begin)), None)
+
+
+def other_rule(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
+    """Return how the graphs of two stores were made otherwise; else empty."""
+    for key in ("cutoff", "max_neighbours", LENGTH_UNIT):
+        if one.get(key) != other.get(key):
+            return f"{key} is {one.get(key)} and {other.get(key)}"
+    first, second = transform_of(one), transform_of(other)
+    if None in (first, second) or first == second:
+        return ""
+    return f"their transforms are {first or 'none'} and {second or 'none'}"
 
 
 def cutoff_of(attributes: Mapping[str, Any]) -> float | None:

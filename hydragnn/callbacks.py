@@ -259,16 +259,16 @@ def as_callback(value: Any) -> TrainingCallback:
     return callback
 
 
-def checked_values(values: Any, name: str, known: Mapping[str, Any]) -> dict[str, float | None]:
+def checked_values(values: Any, known: Mapping[str, Any]) -> dict[str, float | None]:
     """Return a callback's numbers; InputError for anything else."""
     if values is None:
         return {}
     try:
         numbers = {str(key): None if value is None else float(value) for key, value in dict(values).items()}
     except (TypeError, ValueError) as error:
-        raise InputError(f"callback {name} returned {values!r:.80}; return a dict of numbers, or nothing") from error
+        raise InputError(f"returned {values!r:.80}; return a dict of numbers, or nothing") from error
     if double := sorted(numbers.keys() & {*known, *RESERVED}):
-        raise InputError(f"callback {name} returned {double[0]}, which is the name of something else; give it another")
+        raise InputError(f"returned {double[0]}, which is the name of something else; give it another")
     return {key: value if value is not None and math.isfinite(value) else None for key, value in numbers.items()}
 
 

@@ -18,6 +18,7 @@ from hydragnn.ensemble.members.plan import default_budget
 from hydragnn.ensemble.members.screening import outcome_of, read_screened, simple_predictions
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.models import Distribution, Target, concatenate_distributions
+from hydragnn.models.trained import check_meaning
 from hydragnn.training.baselines import VOLUME, Baselines
 
 PERSISTENCE = "persistence"
@@ -141,7 +142,8 @@ def member_outputs(
 
 
 def labels_of(batch: GraphBatch, target: Target) -> Array:
-    """Return the labels of a target in its unit; NaN where missing."""
+    """Return the labels of a target in its unit, NaN where missing; InputError for another."""
+    check_meaning(batch, target.field)
     values = batch[target.field.name].double().numpy().copy()
     values[~batch.labelled(target.field.name).numpy()] = np.nan
     return values

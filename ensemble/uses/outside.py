@@ -4,6 +4,7 @@ from copy import deepcopy
 from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,8 +16,10 @@ from hydragnn.config import RunConfig
 from hydragnn.datasets import Budget, GraphStore, Loader, WithoutEdges, make_split, normalise, open_store
 from hydragnn.datasets.manifest import cutoff_of
 from hydragnn.ensemble.members.member import OUTSIDE, Member
-from hydragnn.ensemble.reading.module import TrainableEnsemble
+from hydragnn.ensemble.reading.module import TrainableEnsemble, value_of
+from hydragnn.graphs.batch import GraphBatch
 from hydragnn.models import GraphModel, TrainedModel, save_model
+from hydragnn.models.branched import build_branched
 from hydragnn.models.executor import Eager
 from hydragnn.models.saving import weights_checksum
 from hydragnn.record import Cost, RunRecord, write_record
@@ -25,16 +28,21 @@ from hydragnn.training.evaluate import errors_on, flat_metrics, trivial_predicto
 from hydragnn.training.loss import label_counts, loss_sums
 
 BUDGET = Budget(max_graphs=32)
+AGREEMENT = 0.05
+"""Difference of normalised predictions that half precision explains."""
 MEANING = attrgetter("on", "shape", "unit", "classes")
 
 
-def save_outside(module: TrainableEnsemble, out: Path, data: Path | None = None) -> RunRecord:
+def save_outside(module: Any, out: Path, data: Path | None = None) -> RunRecord:
     """Write a module trained outside as a run; return its record.
 
     It keeps the configuration, the fields and the normalisation of the run that it was loaded from. Validation errors are measured here,
     on the validation part of that run's store, or of ``data``. The module stays as it is; one in double precision will predict so.
-    InputError for several members, for weights that are not finite or of another shape, and where the store is not like that of training.
+    InputError for several members, for weights that are not finite or of another shape, for a module that computes something else than
+    its weights say, and where the store is not like that of training.
     """
+    while not isinstance(module, TrainableEnsemble) and hasattr(module, "_modules"):  # wrappers of torch
+        module = getattr(module, "_orig_mod", getattr(module, "module", None))
     if not isinstance(module, TrainableEnsemble) or len(module.models) != 1 or module.ensemble.manifest.simple.fitted:
         raise InputError(
             "save takes what load(RUN).trainable() gave for one run; save the modules of several runs one by one"
@@ -69,13 +77,30 @@ def save_outside(module: TrainableEnsemble, out: Path, data: Path | None = None)
         "part may be among them"
     )
     seen = store if config.data.edges else WithoutEdges(store)
-    record = validated_record(member, deepcopy(model).eval(), config, seen, note)
+    saved = build_branched([replace(member.model.description, branch="")], seed=0)
+    assert isinstance(saved, GraphModel)
+    saved.to(torch.float64 if dtype == torch.float64 else torch.float32).load_state_dict(weights)
+    trained = replace(member.model, model=saved, executor=Eager(model=saved))
+    _check_same(trained, model, seen.read(range(min(8, len(seen)))))
+    record = validated_record(replace(member, model=trained), config, seen, note)
     with empty_folders_removed(out):
         out.mkdir(parents=True, exist_ok=True)
         write_json(out / "config.json", record.config)
-        save_model(out / "model", model, member.model.normalisation)
+        save_model(out / "model", saved, member.model.normalisation)
         write_record(record, out)
     return record
+
+
+def _check_same(saved: TrainedModel, model: GraphModel, graphs: GraphBatch) -> None:
+    """Raise InputError where a module computes something else than its weights."""
+    inputs, now = saved.normalised(saved.seen(graphs)), deepcopy(model).eval()
+    predictions = now(inputs.to(dtype=next(now.parameters()).dtype))
+    for (name, expected), actual in zip(saved.model(inputs).items(), predictions.values(), strict=True):
+        difference = (value_of(actual) - value_of(expected)).abs()
+        if not bool((difference <= AGREEMENT * value_of(expected).abs().clamp(min=1.0)).all()):
+            raise InputError(
+                f"the module predicts {name} otherwise than a new one with its weights; hooks and layers of your own are not saved"
+            )
 
 
 def _check_other(module: TrainableEnsemble, store: GraphStore, place: Path) -> None:
@@ -92,9 +117,9 @@ def _check_other(module: TrainableEnsemble, store: GraphStore, place: Path) -> N
         raise InputError(f"{place} has cutoff = {now}, the store of training {of_training}; build it in the same way")
 
 
-def validated_record(member: Member, model: GraphModel, config: RunConfig, store: GraphStore, note: str) -> RunRecord:
+def validated_record(member: Member, config: RunConfig, store: GraphStore, note: str) -> RunRecord:
     """Return the record with errors on the validation part, and a note."""
-    trained = TrainedModel(model=model, normalisation=member.model.normalisation, executor=Eager(model=model))
+    trained = member.model
     split, targets = make_split(store, config.split), list(trained.targets)
     if not len(split.valid):
         raise InputError(f"{config.data.store} has no validation part by [split] of {member.name}; give data that has")
@@ -122,7 +147,7 @@ def validated_record(member: Member, model: GraphModel, config: RunConfig, store
         labels=member.record.labels if same else {},
         unseen_inputs=member.record.unseen_inputs if same else [],
         continued=[],
-        start={**member.record.start, OUTSIDE: weights_checksum(model.state_dict())},
+        start={**member.record.start, OUTSIDE: weights_checksum(trained.model.state_dict())},
     )
 
 

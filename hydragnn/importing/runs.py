@@ -186,7 +186,7 @@ def _record(
     if store is None or run.split.kind != "given":
         return replace(record, notes=[note]), {}
     member = Member(name=model.name, weight=1.0, model=trained, config=run, record=replace(record, data_hash=""))
-    record = validated_record(member, module, run, store, note)
+    record = validated_record(member, run, store, note)
     test = make_split(store, run.split).test
     with torch.no_grad():
         errors = errors_on(trained.predict, store, test, trained.targets, Budget(max_graphs=32)) if len(test) else {}

@@ -137,7 +137,7 @@ class TrainedModel:
                 raise InputError(f"graph {missing} has no {name}, which the model reads; add it or leave the graph out")
             expected = self.fields.get(name)
             if expected is not None:
-                _check_meaning(batch, actual, expected)
+                check_meaning(batch, expected)
         statistics = self.description.statistics
         for name, ends in (statistics.ranges if statistics is not None else {}).items():
             _check_range(batch, name, *ends)
@@ -203,7 +203,9 @@ def tabulated(model: GraphModel) -> GraphModel:
     return result
 
 
-def _check_meaning(batch: GraphBatch, actual: Field, expected: Field) -> None:
+def check_meaning(batch: GraphBatch, expected: Field) -> None:
+    """Raise InputError where a field of the batch means another one."""
+    actual = batch.fields[expected.name]
     if (actual.on, actual.shape) != (expected.on, expected.shape):
         raise InputError(
             f"field {actual.name} lies on {actual.on} with shape {actual.shape}, but the model was trained with "

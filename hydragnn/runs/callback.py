@@ -4,13 +4,13 @@ import copy
 import json
 import math
 import resource
+import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from math import prod
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,13 +21,16 @@ from hydragnn.base.clock import Clock, phase
 from hydragnn.base.errors import InputError, Interrupted, as_note, nearest, words_of
 from hydragnn.base.files import write_json
 from hydragnn.callbacks import RunView, StopTraining, TrainingCallback, checked_values
-from hydragnn.datasets import Budget, Loader, open_store
+from hydragnn.datasets import Budget, Loader, is_graph_store, open_store
+from hydragnn.datasets.manifest import other_rule
 from hydragnn.distributed.mesh import Mesh
 from hydragnn.distributed.ranks import Ranks
 from hydragnn.distributed.sharing import first_ranks_value, texts_of_all
 from hydragnn.graphs.batch import GraphBatch
+from hydragnn.graphs.field import Field
 from hydragnn.models import BranchedModel, Categorical, Distribution, GraphModel, Number, TrainedModel, save_model
 from hydragnn.models.executor import Eager
+from hydragnn.models.trained import check_meaning
 from hydragnn.record import Cost, RunRecord, Usage, write_record
 from hydragnn.runs.assembly import Assembly
 from hydragnn.runs.attempt import SECONDS_BETWEEN_BEATS, Fenced, Heartbeat, keep_beating
@@ -229,9 +232,11 @@ class RunCallback:
                     continue
                 try:
                     returned = getattr(one, moment)(self.view(state, {**values, **added}, moment))
-                    added |= checked_values(returned, one.kind, {**values, **added})
+                    added |= checked_values(returned, {**values, **added})
                 except (Fenced, Interrupted):
                     raise
+                except KeyboardInterrupt:
+                    self.signals.append(signal.SIGINT)
                 except (Exception, SystemExit) as error:  # whatever the user's code raises
                     if isinstance(error, StopTraining) and moment == "epoch":
                         added[STOPPED] = 1.0
@@ -240,7 +245,7 @@ class RunCallback:
                         self.failed.add(id(one))
                         self.add_note(f"callback {one.kind}: {words_of(error)}")
                     elif isinstance(error, InputError):
-                        raise
+                        raise InputError(f"callback {one.kind}: {error}") from error
                     else:
                         raise InputError(
                             f"callback {one.kind} failed {PLACES[moment].format(state.epoch + 1)}: {words_of(error)}; repair it and resume"
@@ -356,24 +361,28 @@ def predicted(
     if isinstance(graphs, str) and graphs == "valid":
         store, rows = own.store, own.split.valid
     else:
-        store = open_store(graphs) if isinstance(graphs, str | Path) else graphs
+        store = graphs if is_graph_store(graphs) else open_store(graphs)
+        if store.attributes and (problem := other_rule(own.store.attributes, store.attributes)):
+            raise InputError(f"callbacks predict graphs made as those of the run: {problem}; build the store alike")
         rows = np.arange(len(store))
     model = state.of_branch(number)
     trained = TrainedModel(model=model, normalisation=own.normalisation, executor=Eager(model=model))
-    found: dict[str, list[tuple[Tensor, Tensor]]] = {target.name: [] for target in own.targets}
+    fields = {target.name: target.field for target in own.targets}
+    found: dict[str, list[tuple[Tensor, Tensor]]] = {name: [] for name in fields}
     model.eval()
     try:
         with torch.no_grad():
             for _, batch in Loader(store, rows, Budget(max_graphs=32), shuffle=False).epoch(0):
                 for name, one in trained.predict(batch).items():
-                    found[name].append(with_labels(one, batch, name.partition("@")[0]))
+                    found[name].append(with_labels(one, batch, fields[name]))
     finally:
         model.train()
     return {name: (torch.cat([a for a, _ in pairs]), torch.cat([b for _, b in pairs])) for name, pairs in found.items()}
 
 
-def with_labels(prediction: Distribution, batch: GraphBatch, name: str) -> tuple[Tensor, Tensor]:
+def with_labels(prediction: Distribution, batch: GraphBatch, field: Field) -> tuple[Tensor, Tensor]:
     """Return means or probabilities, and labels: NaN or class -1 where absent."""
+    name = field.name
     if not isinstance(prediction, Number | Categorical):
         raise InputError(f"callbacks cannot predict {name}, whose distribution has no mean; see the numbers of the run")
     mean = (prediction.mean if isinstance(prediction, Number) else prediction.probabilities).cpu()
@@ -381,6 +390,7 @@ def with_labels(prediction: Distribution, batch: GraphBatch, name: str) -> tuple
     if name not in batch.fields:
         like = mean if isinstance(prediction, Number) else mean[..., 0].long()
         return mean, torch.full_like(like, nothing)
+    check_meaning(batch, field)
     return mean, batch[name].cpu().masked_fill(~batch.labelled(name).cpu(), nothing)
 
 

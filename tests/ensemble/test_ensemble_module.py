@@ -329,6 +329,9 @@ def test_a_saved_module_predicts_as_it_did(runs: list[Path], store: MemoryStore,
         refused(words, hydragnn.save, module, out, data=written(tmp_path / f"{number}.h5", graphs, **attributes))
     module.models[0].node_inputs.register_parameter("gate", torch.nn.Parameter(torch.ones(1)))
     refused("the module has node_inputs.gate", hydragnn.save, module, out)
+    module = model.trainable()
+    module.models[0].node_inputs.register_forward_hook(lambda layer, inputs, states: states * 9)
+    refused("predicts energy otherwise than a new one with its weights", hydragnn.save, module, out)
     module = model.trainable().double().train()
     with torch.no_grad():
         [parameter.add_(1e-9) for parameter in module.parameters()]

@@ -3,15 +3,18 @@
 import json
 import shutil
 import tomllib
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import h5py
 import numpy as np
 import pytest
+import torch
 
 import hydragnn
 from hydragnn.base.errors import InputError
-from hydragnn.datasets import StoreWriter
+from hydragnn.datasets import MemoryStore, StoreWriter, open_store
 from hydragnn.graphs import ATOMIC_NUMBERS_FIELD, Field, GraphBatch, concatenate, graph_from_arrays
 from hydragnn.scripts.report.collect import collect
 from hydragnn.scripts.report.page import reproduction
@@ -87,6 +90,22 @@ def test_an_ensemble_is_of_the_branch_that_is_named(campaign: Path, ensemble: Pa
         hydragnn.load(ensemble, branch="metals")
     with pytest.raises(InputError, match=r"name one .branches: metals, oxides. by --branch, branch= or hydragnn.load"):
         hydragnn.build_ensemble(campaign, tmp_path / "none", top_k=2)
+
+
+def test_labels_of_an_evaluation_have_the_unit_of_training(ensemble: Path, tmp_path: Path) -> None:
+    for unit, words in (("eV", "gap is in eV, but the model was trained in meV.*scale = 1000 "), ("meV", "")):
+        field = replace(GAP, unit=unit)
+        graphs = MemoryStore(pair(np.random.default_rng(8), [8, 22], field))
+        with pytest.raises(InputError, match=words) if words else nullcontext():
+            assert hydragnn.evaluate(ensemble, graphs).parts["all"]["gap@oxides"].unit == "meV"
+
+
+def test_a_branch_that_is_trained_outside_is_a_run_of_its_own(campaign: Path, tmp_path: Path) -> None:
+    graphs = open_store(campaign.parent / "oxides.h5")[:]
+    module = hydragnn.load(campaign / "trials" / "0000", branch="oxides").trainable()
+    record = hydragnn.save(torch.nn.DataParallel(module), tmp_path / "run")
+    assert torch.equal(hydragnn.load(tmp_path / "run").trainable()(graphs)["gap"], module(graphs)["gap@oxides"])
+    assert record.best.keys() >= {"valid/gap/mae"}
 
 
 def test_a_run_predicts_with_the_branch_of_its_store_or_the_one_named(campaign: Path, tmp_path: Path) -> None:

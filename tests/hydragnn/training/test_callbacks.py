@@ -6,13 +6,14 @@ import os
 import random
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from hydragnn.base.errors import InputError
+from hydragnn.base.errors import InputError, Interrupted
 from hydragnn.base.files import read_json, write_json
 from hydragnn.callbacks import CsvLogger, RunView, StopTraining, TrainingCallback, as_callback
 from hydragnn.config import config_from_table, stored_config
@@ -55,6 +56,12 @@ class Ended(TrainingCallback):
 
     def end(self, run: RunView) -> None:
         self.note(run, "end")
+
+
+def in_hartree() -> MemoryStore:
+    graphs = STORE[:2]
+    energy = replace(graphs.fields["energy"], unit="Hartree")
+    return MemoryStore(graphs.with_fields(drop=["energy"]).with_fields({"energy": graphs["energy"]}, fields=[energy]))
 
 
 def meddle(run: RunView) -> None:
@@ -167,6 +174,12 @@ def test_an_error_of_a_callback_ends_the_run_with_its_name_and_a_checkpoint(trai
     with pytest.raises(InputError, match=r"callback broken failed after epoch 3: KeyError: 'energies'.*resume"):
         trained(train__epochs=4, callbacks=[as_callback(broken)])
     assert read_record(tmp_path / "run").status == "failed"
+
+    def impatient(run: RunView) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(Interrupted, match="a checkpoint was written"):
+        trained(train__epochs=4, resume=True, callbacks=[as_callback(impatient)])
     assert trained(train__epochs=4, resume=True).status == "finished"
     assert_same_end(tmp_path / "plain", tmp_path / "run")
 
@@ -191,7 +204,9 @@ def test_an_error_after_the_last_epoch_is_a_note(trained: Trained) -> None:
         (lambda run: {"stopped": 1.0}, "stopped, which is the name"),
         (lambda run: sys.exit(3), "failed after epoch 1: SystemExit: 3"),
         (lambda run: run.predict(branch="metals"), "no branch 'metals'"),
-        (lambda run: run.predict("gone.h5"), "gone.h5"),
+        (lambda run: run.predict("gone.h5"), "callback <lambda>: gone.h5"),
+        (lambda run: run.predict(MemoryStore(STORE[:2], {"cutoff": 9.0})), "callback <lambda>: .*cutoff is .* and 9.0"),
+        (lambda run: run.predict(in_hartree()), "energy is in Hartree, but the model was trained in eV"),
     ],
 )
 def test_what_a_callback_returns_is_checked(function: Callable[..., Any], words: str, trained: Trained) -> None:
