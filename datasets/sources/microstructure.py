@@ -30,6 +30,9 @@ DREAM3D = {number: _LAUE[one] for number, one in enumerate((9, 11, 8, 10, 1, 2, 
 NEPER = {name: name for name in LAUE} | {"cubic": "m-3m", "hexagonal": "6/mmm", "triclinic": "-1"}
 """Laue groups by their names in files."""
 
+LENGTHS = {5: 1e-3, 6: 1.0, 7: 1e3, 100: 1.0, 101: 1.0}
+"""Micrometres of DREAM.3D's units. Metres, its default that few files mean, and odd units are asked for."""
+
 PLANE = {"3": "CPS3", "4": "CPS4", "6": "CPE6"}
 
 
@@ -279,10 +282,11 @@ def read_dream3d(path: Path, settings: MicrostructureBuild) -> GraphBatch:
         if len(cells) != 1:
             what = f"{len(images)} images, and {len(cells)} groups of cells with FeatureIds or EulerAngles"
             raise InputError(f"{path} has {what}; write one into a file")
-        stated = {**images[0].get("_SIMPL_GEOMETRY", {}), **images[0].attrs}
-        entries = {key.strip("_"): one for key, one in stated.items()}
-        size = [int(one) for one in entries["DIMENSIONS"]]
-        steps = settings.steps(path, entries.get("SPACING", [0] * 3))
+        older = images[0].get("_SIMPL_GEOMETRY", images[0])
+        stated = {**images[0].get("_SIMPL_GEOMETRY", {}), **older.attrs, **images[0].attrs}
+        entries = {key.strip("_").upper(): one for key, one in stated.items()}
+        size, scale = [int(one) for one in entries["DIMENSIONS"]], LENGTHS.get(int(entries.get("UNITS", 6)), 0.0)
+        steps = settings.steps(path, np.multiply(scale, entries.get("SPACING", [0] * 3)))
         for key, width in {"FeatureIds": 1, "EulerAngles": 3, "Phases": 1}.items():
             shape, expected = cells[0][key].shape if key in cells[0] else None, (*size[::-1], width)
             if shape and expected not in (shape, (*shape, 1)):

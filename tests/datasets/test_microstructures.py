@@ -89,6 +89,8 @@ def dream3d(path: Path, angles: np.ndarray | None, ids: np.ndarray | None, newer
                 image.attrs[f"_{key}"] = value
             elif len(value):
                 image[f"_SIMPL_GEOMETRY/{key}"] = value
+        if "unit" in changes:
+            image.attrs["Units"] = np.uint32(changes["unit"])
         cells = image.create_group("Cell Data" if newer else "CellData")
         if angles is not None:
             cells["EulerAngles"] = np.radians(angles).transpose(2, 1, 0, 3).astype(np.float32)
@@ -118,6 +120,9 @@ def test_a_twin_is_a_twin_in_every_format(tmp_path: Path) -> None:
     check_bicrystal(build(tmp_path, "a.ang"), 2.0, 3.0)
     for newer in (False, True):
         dream3d(tmp_path / "a.dream3d", np.stack([angles] * 3, axis=2), None, newer)
+        check_bicrystal(build(tmp_path, "a.dream3d"), 2.0 * 6.0, 3.0 * 6.0)
+        in_nanometres = {"spacing": [500, 500, 2000], "unit": 5}
+        dream3d(tmp_path / "a.dream3d", np.stack([angles] * 3, axis=2), None, newer, **in_nanometres)
         check_bicrystal(build(tmp_path, "a.dream3d"), 2.0 * 6.0, 3.0 * 6.0)
     assert build(tmp_path, "a.ctf").fields["volume"].unit == "um^2"
 
@@ -402,6 +407,7 @@ def test_damaged_files_are_refused_in_a_sentence(case: str, tmp_path: Path) -> N
     [
         ({"size": (6, 4, 5)}, "EulerAngles has shape (3, 4, 6, 3), and its geometry says (5, 4, 6, 3)"),
         ({"spacing": []}, "the distances of points are [0.0, 0.0, 0.0]; say spacing"),
+        ({"unit": 10}, "the distances of points are [0.0, 0.0, 0.0]; say spacing"),
         ({"structure": 999}, "the symmetry of phase 1 is not in the file"),
         ({"size": (2**20, 2**20, 2**20)}, "and its geometry says"),
     ],
