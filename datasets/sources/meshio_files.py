@@ -43,7 +43,7 @@ def xml_of(path: Path) -> ElementTree.Element:
     return ElementTree.fromstring(content)
 
 
-def read_vti(path: Path) -> tuple[NDArray[Any], list[float]]:
+def read_vti(path: Path, array: str | None = None) -> tuple[NDArray[Any], list[float]]:
     """Return labels of VTK's image data with the axes x, y, z, and lengths of voxels."""
     from meshio.vtu import _vtu
 
@@ -61,10 +61,12 @@ def read_vti(path: Path) -> tuple[NDArray[Any], list[float]]:
             raise InputError(f"{path} has several pieces, or turned axes; write one piece along x, y and z")
         numbers = [one for one in piece.findall("CellData/DataArray") if "Int" in one.attrib["type"]]
         numbers = [one for one in numbers if one.get("NumberOfComponents", "1") == "1"]
+        numbers = [one for one in numbers if array in (None, one.get("Name"))]
         if len(numbers) != 1:
             names = ", ".join(str(one.get("Name")) for one in piece.findall("*/DataArray"))
+            what = f"{len(numbers)} arrays {array or ''}".strip()
             raise InputError(
-                f"{path} has {len(numbers)} arrays of whole numbers on cells, out of {names}; keep that of grains"
+                f"{path} has {what} of whole numbers on cells, out of {names}; name that of grains by array"
             )
         reader = object.__new__(_vtu.VtuReader)
         reader.compression, reader.byte_order = root.get("compressor"), root.get("byte_order")

@@ -51,6 +51,9 @@ class VoxelsBuild(BuildSettings):
     background: int | None = None
     """Number of voxels that belong to no grain, such as pores; absent: all are grains."""
 
+    array: str | None = None
+    """Array of a .vti with the numbers of grains; absent: its only array of whole numbers on cells."""
+
     grains: str | None = None
     """Table with the node fields: a row per grain, columns ``file`` (for several images), ``grain`` (its number in the image) and values."""
 
@@ -68,7 +71,7 @@ class VoxelsBuild(BuildSettings):
     def _graph(self, path: Path, name: str, table: Table) -> GraphBatch:
         from hydragnn.graphs.mesoscale import from_labels
 
-        image, stated, unit = read_image(path, sized=self.spacing is None)
+        image, stated, unit = read_image(path, self.spacing is None, self.array)
         if wrong := [field.name for field in self.fields if field.on != "node" or not table]:
             raise InputError(
                 f"{name}: no value for the field {wrong[0]}; name a table: grains for nodes, labels for graphs"
@@ -107,12 +110,16 @@ def _rows(table: Table, voxels: NDArray[Any], name: str, source: str) -> NDArray
     return order
 
 
-def read_image(path: Path, sized: bool = True) -> tuple[NDArray[Any], list[float] | float, str]:
+def read_image(
+    path: Path, sized: bool = True, array: str | None = None
+) -> tuple[NDArray[Any], list[float] | float, str]:
     """Return voxels of a file, their lengths (1 unless ``sized``) and unit; InputError without labels."""
     if path.suffix not in SUFFIXES:  # others, such as JPEG, change numbers to save space
         raise InputError(f"{path} is no image of grains; give {', '.join(SUFFIXES)}")
     if path.suffix == ".vti":
-        return *read_vti(path), ""
+        return *read_vti(path, array), ""
+    if array is not None:
+        raise InputError(f"{path}: array is for .vti; leave it out")
     try:
         image = np.load(path, allow_pickle=False) if path.suffix == ".npy" else _pages(path)
     except InputError:

@@ -218,11 +218,14 @@ def test_labels_of_grains_may_be_missing(tmp_path: Path) -> None:
 
 
 VOLUME = np.arange(24, dtype=np.int32).reshape(2, 3, 4) // 5
+PHASES = '<DataArray type="UInt8" Name="phase" format="ascii">' + "1 " * 24 + "</DataArray>"
 SHARP, EXTENT = np.full((24, 3), 0.5), "0 2 0 3 0 4"
 ENTITY = b'<!DOCTYPE x [<!ENTITY a "aaaa">]>'
 
 
-def vti(path: Path, form: str, head: bytes = b"", extent: str = EXTENT, more: str = "", size: int = 96) -> None:
+def vti(
+    path: Path, form: str, head: bytes = b"", extent: str = EXTENT, more: str = "", size: int = 96, second: str = ""
+) -> None:
     """Write VTK's image data with the axes x, y, z and a field of vectors, as ParaView and DAMASK do."""
     content = [np.array([size], np.uint32).tobytes() + VOLUME.T.tobytes(), SHARP.astype(np.float32).tobytes()]
     content[1] = np.array([len(content[1])], np.uint32).tobytes() + content[1]
@@ -244,7 +247,7 @@ def vti(path: Path, form: str, head: bytes = b"", extent: str = EXTENT, more: st
         head
         + f'''<VTKFile type="ImageData" version="0.1" byte_order="LittleEndian"{packer}><ImageData WholeExtent="{EXTENT}"
         Origin="1 1 1" Spacing="0.5 1 2"{more}><Piece Extent="{extent}"><CellData><DataArray type="Int32" Name="material"
-        {places[0]}<DataArray type="Float32" Name="v" NumberOfComponents="3" {places[1]}</CellData></Piece></ImageData>'''.encode()
+        {places[0]}{second}<DataArray type="Float32" Name="v" NumberOfComponents="3" {places[1]}</CellData></Piece></ImageData>'''.encode()
         + (end if "appended" in form else b"")
         + b"</VTKFile>"
     )
@@ -258,6 +261,13 @@ def test_image_data_of_vtk_have_their_lengths(form: str, tmp_path: Path) -> None
     same = built(tmp_path, kind="voxels", files=["a.npy"], spacing=[0.5, 1, 2])
     assert torch.equal(own.positions, same.positions) and torch.equal(own["area"], same["area"])
     assert built(tmp_path, kind="voxels", files=["a.vti"], spacing=2.0)["volume"].sum() == 24 * 8
+    vti(tmp_path / "a.vti", form, second=PHASES)
+    named = built(tmp_path, kind="voxels", files=["a.vti"], array="material")
+    assert torch.equal(own.positions, named.positions)
+    words = "2 arrays of whole numbers on cells, out of material, phase, v; name that of grains by array"
+    refused(tmp_path, words, kind="voxels", files=["a.vti"])
+    refused(tmp_path, "has 0 arrays grains of", kind="voxels", files=["a.vti"], array="grains")
+    refused(tmp_path, "array is for .vti", kind="voxels", files=["a.npy"], array="material")
 
 
 BROKEN_VTI: dict[str, tuple[dict[str, Any], str]] = {
