@@ -81,9 +81,9 @@ class SkinList:
         asks, differs = torch.stack([unsure, (within != listed.within).any()]).tolist()
         listed.within, listed.edges = within, None if asks or differs else listed.edges
         if asks:
-            senders, receivers, images = neighbour_list(positions, cell, periodic, cutoff, name=name)
-            ends = (torch.from_numpy(one).to(self.device) for one in (senders, receivers))
-            return Topology.square(*ends, len(positions)), torch.from_numpy(images @ cell).to(self.device)
+            first, second, images = neighbour_list(positions, cell, periodic, cutoff, name=name)
+            senders, receivers = (torch.from_numpy(one).to(self.device) for one in (first, second))
+            return Topology.square(senders, receivers, len(positions)), torch.from_numpy(images @ cell).to(self.device)
         if listed.edges is None:
             rows = within.nonzero().squeeze(1)
             senders, receivers, shifts = (
