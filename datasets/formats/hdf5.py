@@ -19,7 +19,7 @@ from hydragnn.base.errors import InputError
 from hydragnn.base.files import NO_LOCKS
 from hydragnn.datasets.arrays import Array
 from hydragnn.datasets.formats.engine import StoreEngine
-from hydragnn.datasets.formats.reservation import SLACK_BYTES, engine_errors, reserve, state_of
+from hydragnn.datasets.formats.reservation import engine_errors, state_of
 from hydragnn.datasets.manifest import Layout, PartInfo
 
 CHUNK_BYTES = 1 << 18
@@ -78,45 +78,39 @@ class NotedFile(io.FileIO):
             raise self.error
 
 
-class ReservedHdf5:
-    """New HDF5 file whose space is reserved before it grows."""
+class NewHdf5:
+    """New HDF5 file, of which a failed write is an OSError."""
 
     def __init__(self, path: Path) -> None:
         """A new file at ``path``; OSError where it cannot be made."""
-        self._path = path
         empty = io.BytesIO()
         h5py.File(empty, "w", libver=VERSIONS).close()  # the image of an open file has a wrong checksum before HDF5 2
         with path.open("xb") as file:
             file.write(empty.getvalue())
         self._noted = NotedFile(path, "r+")
         self.file = h5py.File(self._noted, "r+", libver=VERSIONS)
-        reserve(path, SLACK_BYTES)
 
     @contextmanager
-    def growing(self, size: int) -> Iterator[Any]:
-        """Give the file for ``size`` more bytes, flushed; OSError without space."""
-        reserve(self._path, self.file.id.get_filesize() + size + SLACK_BYTES)
+    def growing(self) -> Iterator[Any]:
+        """Give the file to append to, flushed; OSError without space."""
         with engine_errors("HDF5"):
             yield self.file
             self.file.flush()
             self._noted.check()
 
     def close(self) -> None:
-        """Finish the file and give back what was reserved and not used."""
+        """Finish the file."""
         with self._noted, engine_errors("HDF5"):
-            self.file.flush()
-            used = self.file.id.get_filesize()
             self.file.close()
             self._noted.check()
-        os.truncate(self._path, used)
 
 
-class Hdf5PartWriter(ReservedHdf5):
-    """Appends blocks of arrays; the space of a block is reserved first."""
+class Hdf5PartWriter(NewHdf5):
+    """Appends blocks of arrays."""
 
     def write_block(self, arrays: dict[str, Array], rows_before: dict[str, int]) -> None:
         """Append ``arrays``, zero where never written; OSError without space."""
-        with self.growing(sum(array.nbytes + CHUNK_BYTES for array in arrays.values())) as file:
+        with self.growing() as file:
             for name, array in arrays.items():
                 start, row = rows_before[name], array.shape[1:]
                 if name not in file:

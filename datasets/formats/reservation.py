@@ -1,6 +1,6 @@
-"""Reservation of space before HDF5 or ADIOS2 writes.
+"""Reservation of space before ADIOS2 writes.
 
-Both end the process in C where a write fails.
+It ends the process in C where a write fails.
 """
 
 import os

@@ -13,7 +13,7 @@ from hydragnn.base.errors import InputError
 from hydragnn.base.files import write_atomically
 
 SIZES = [0, 1 << 16, 1_900_000, 20_000_000]
-"""From no room at all, through what is reserved first and every piece, to enough."""
+"""From no room at all, through every piece, to enough."""
 superuser = pytest.mark.skipif(os.geteuid() != 0 or sys.platform != "linux", reason="superusers of Linux mount disks")
 
 

@@ -15,8 +15,8 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from hydragnn.datasets.formats.hdf5 import VERSIONS, ReservedHdf5
-from hydragnn.ensemble.prediction.formats.sink import Block, Column, Heading, Piece, Sink, end_to_end, size_of, texts
+from hydragnn.datasets.formats.hdf5 import VERSIONS, NewHdf5
+from hydragnn.ensemble.prediction.formats.sink import Block, Column, Heading, Piece, Sink, end_to_end, texts
 
 ROWS = 4096
 """Rows of a chunk."""
@@ -51,7 +51,7 @@ class Hdf5Sink(ArraySink):
 
     def open(self) -> None:
         """Create the file."""
-        self._reserved = ReservedHdf5(self.temporary)
+        self._new = NewHdf5(self.temporary)
         self._pending: dict[str, list[Column]] = {}
 
     def write(self, piece: Piece) -> None:
@@ -68,11 +68,10 @@ class Hdf5Sink(ArraySink):
         """Write the last rows and close the file."""
         if complete:
             self._flush(complete=True)
-        self._reserved.close()
+        self._new.close()
 
     def _flush(self, *, complete: bool) -> None:
-        size = sum(size_of({name: one}) for name, columns in self._pending.items() for one in columns)
-        with self._reserved.growing(2 * size) as file:
+        with self._new.growing() as file:
             for name, columns in self._pending.items():
                 column = end_to_end(columns)
                 stop = len(column) if complete else len(column) // ROWS * ROWS
