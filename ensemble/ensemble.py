@@ -44,7 +44,7 @@ from hydragnn.ensemble.members.screening import (
     simple_predictions,
     without_screening,
 )
-from hydragnn.ensemble.reading.module import TrainableEnsemble, makers_of_items
+from hydragnn.ensemble.reading.module import TrainableEnsemble, makers_of_items, rows_as_given
 from hydragnn.ensemble.reading.structures import (
     Structures,
     check_edges,
@@ -334,7 +334,8 @@ class Ensemble(Shown):
         items = [*graphs_in(source)]
         if items and all(isinstance(one, GraphBatch) for one in items):
             return self.predict(concatenate(items))
-        return self.predict_made(makers_of_items(self, items))
+        predictions = self.predict_made(makers_of_items(self, items))
+        return predictions.with_edges(lambda: rows_as_given(items, predictions.edges_per_graph.tolist()).numpy())
 
     def predict_made(self, makers: Iterable[Make]) -> Predictions:
         """Predict the graphs that makers give."""

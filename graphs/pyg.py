@@ -186,7 +186,7 @@ def _geometry_of(data: Data, name: str, *, cutoff: float | None, known: Collecti
 
     InputError where no reading agrees, several remain, or an attribute looks like an image and is not understood.
     """
-    edge_index = _edges(data, name)
+    edge_index = edges_of(data, name)
     cell = _cell(data, name, known)
     positions = _positions(data, cell, name)
     _, flags = _first(data, PERIODIC)
@@ -221,7 +221,8 @@ def _first(data: Data, names: Collection[str]) -> tuple[str, Any]:
     return next(((name, value) for name in names if (value := data.get(name)) is not None), ("", None))
 
 
-def _edges(data: Data, name: str) -> Tensor:
+def edges_of(data: Data, name: str) -> Tensor:
+    """Return senders and receivers of a ``Data`` in its order."""
     edges = data.get("edge_index")
     if edges is None and data.get("_idx_i") is not None and data.get("_idx_j") is not None:
         return torch.stack([numbers_of(data.get(key), f"{name}, {key}") for key in ("_idx_j", "_idx_i")])

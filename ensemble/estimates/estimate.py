@@ -191,6 +191,10 @@ class Estimate(ABC):
         values = {quantity: np.concatenate([part[quantity] for part in parts]) for quantity in cls.quantities}
         return cls(target=parts[0].target, members=np.concatenate([part.members for part in parts], axis=1), **values)
 
+    def items(self, rows: Any) -> "Estimate":
+        """Return the estimate of items by number."""
+        return replace(self, members=self.members[:, rows], **{name: self[name][rows] for name in self.quantities})
+
     @classmethod
     @abstractmethod
     def calibration(

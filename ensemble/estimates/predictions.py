@@ -1,7 +1,7 @@
 """Predictions of graphs: an estimate per field, status and domain."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from dataclasses import field as member
 from typing import Any, Never
 
@@ -115,6 +115,14 @@ class Predictions(Shown):
         graphs = np.arange(len(self))
         counts = {"node": self.nodes_per_graph, "edge": self.edges_per_graph}.get(self[name].field.on)
         return graphs if counts is None else np.repeat(graphs, counts)
+
+    def with_edges(self, rows: Callable[[], Int[np.ndarray, " edges"]]) -> "Predictions":
+        """Return predictions with these rows of edges, if there are such fields."""
+        on_edges = {name: one for name, one in self.fields.items() if one.field.on == "edge"}
+        if not on_edges:
+            return self
+        order = rows()
+        return replace(self, fields={**self.fields, **{name: one.items(order) for name, one in on_edges.items()}})
 
 
 def concatenate_predictions(parts: Sequence[Predictions]) -> Predictions:

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
+import torch
 from ase import Atoms
 from torch import Tensor, nn
 
 from hydragnn.base.errors import InputError, print_note
-from hydragnn.datasets import Make
+from hydragnn.datasets import Make, is_graph_store
 from hydragnn.datasets.build import makers_of
 from hydragnn.datasets.manifest import cutoff_of
 from hydragnn.datasets.sources.base import BuildSettings, ObjectsBuild
@@ -21,9 +22,9 @@ from hydragnn.ensemble.reading.structures import reads_atoms
 from hydragnn.graphs.atomic import ATOMIC_NUMBERS_FIELD
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import ATOMIC_NUMBERS
-from hydragnn.graphs.hetero import is_hetero
-from hydragnn.graphs.objects import library_of
-from hydragnn.graphs.pyg import MARK, from_pyg
+from hydragnn.graphs.hetero import homogeneous, is_hetero
+from hydragnn.graphs.objects import graphs_in, library_of
+from hydragnn.graphs.pyg import MARK, edges_of, from_pyg
 from hydragnn.models import Categorical, Distribution, GraphModel, TrainedModel
 from hydragnn.models.executor import Eager
 from hydragnn.models.trained import denormalise
@@ -54,7 +55,8 @@ class TrainableEnsemble(nn.Module):
 
         ``source`` is what ``Ensemble.graphs`` takes.
         """
-        batch, targets = self.ensemble.graphs(source), self.ensemble.targets
+        items = [] if isinstance(source, GraphBatch) or is_graph_store(source) else [*graphs_in(source)]
+        batch, targets = self.ensemble.graphs(items or source), self.ensemble.targets
         simple = simple_predictions(self.ensemble.manifest.simple, targets, without_screening(batch))
         values = {name: value_of(one) * self.weights[name][-1] for name, one in simple.items()}
         for number, (member, model) in enumerate(zip(self.ensemble.members, self.models, strict=True)):
@@ -67,8 +69,25 @@ class TrainableEnsemble(nn.Module):
                 one = denormalise(predictions[name], target.field, trained.normalisation, visible)
                 share = value_of(one) * self.weights[name][number]
                 values[name] = values[name].to(share) + share if name in values else share
+        for name in [target.name for target in targets if items and target.field.on == "edge"]:
+            values[name] = values[name][rows_as_given(items, batch.counts("edge").tolist())]
         classes = {target.name for target in targets if target.distribution is Categorical}
         return {name: (value.log() if name in classes else value).to(trained.dtype) for name, value in values.items()}
+
+
+def rows_as_given(items: Sequence[Any], counts: Sequence[int]) -> Tensor:
+    """Return the rows of edges, which graphs have by receiver, in the order of each ``Data``.
+
+    Relations of a ``HeteroData`` follow by name.
+    """
+    rows = [torch.zeros(0, dtype=torch.int64)]
+    for one, count in zip(items, counts, strict=True):
+        data = homogeneous(one, (), {}, (), one, "the data")[0] if is_hetero(one) else one
+        order = torch.arange(count)
+        if is_pyg(data) and len(receivers := edges_of(data, "the data")[1]) == count:  # others failed, or had no edges
+            order = torch.argsort(torch.argsort(receivers, stable=True))
+        rows.append(order + sum(map(len, rows)))
+    return torch.cat(rows)
 
 
 def makers_of_items(ensemble: "Ensemble", items: Sequence[Any]) -> Sequence[Make]:

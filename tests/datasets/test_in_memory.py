@@ -169,9 +169,9 @@ READ: list[tuple[str, Callable[[int], Any], str, Any, str]] = [
 ]
 
 
-def trained(place: Path, model: str) -> Any:
+def trained(place: Path, model: str, field: str = "y") -> Any:
     run = {"data": {"store": str(place / "s.h5")}, "model": {"kind": model, "hidden_dim": 4, "num_layers": 1}}
-    hydragnn.train({**run, "heads": [{"kind": "scalar", "field": "y"}], "train": {"epochs": 1}}, place / "run")
+    hydragnn.train({**run, "heads": [{"kind": "scalar", "field": field}], "train": {"epochs": 1}}, place / "run")
     return hydragnn.load(place / "run")
 
 
@@ -204,3 +204,20 @@ def test_models_of_0_2_0_read_edges_of_one_direction_and_scale_what_to_pyg_did_n
     for source in (graphs, store.to_pyg(), PYG.Batch.from_data_list([*store.to_pyg()])):
         np.testing.assert_allclose(loaded.predict(source)["y"].mean, loaded.predict(store)["y"].mean, atol=1e-6)
     assert capsys.readouterr().err.count("Data are scaled as in training (x by 3)") == 1
+
+
+@pytest.mark.parametrize(("make", "model", "rows"), [(data, "gin", [1, 0]), (hetero, "relational", [3, 2, 1, 0])])
+def test_edges_are_predicted_in_the_order_of_the_data(
+    make: Callable[[int], Any], model: str, rows: list[int], tmp_path: Path
+) -> None:
+    graphs = [make(number) for number in range(12)]
+    for number, graph in enumerate(graphs):
+        for edges in getattr(graph, "edge_stores", [graph]):
+            edges.flow = torch.arange(2.0) + number
+    flow = {**Y, "name": "flow", "on": "edge"}
+    store = built("pyg", graphs, tmp_path / "s.h5", fields=[*FIELDS, flow])
+    loaded = trained(tmp_path, model, "flow")
+    expected = loaded.predict(store)["flow"].mean.reshape(12, -1)[:, rows].ravel()
+    assert np.ptp(expected) > 0
+    np.testing.assert_allclose(loaded.predict(graphs)["flow"].mean, expected, atol=1e-6)
+    np.testing.assert_allclose(loaded.trainable()(iter(graphs))["flow"].detach(), expected, atol=1e-6)
