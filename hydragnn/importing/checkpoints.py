@@ -75,11 +75,14 @@ class Piece:
 
 def _of_ranks(function: Any, kind: Any, arguments: Any, state: Any) -> Any:
     """Return the tensor where one rank has the whole."""
-    own = next(one["_local_tensor"] for one in (state if isinstance(state, tuple) else [state]) if one)
-    if own.size == (size := tuple(arguments[2])):
-        return own
-    piece = Piece()
-    piece.sizes = f" with {[*own.size]} of {[*size]}"
+    if function is _place:  # with attributes, as FSDP gives it
+        return _place(*arguments)
+    states = state if isinstance(state, tuple) else [state]
+    own, piece = next((one["_local_tensor"] for one in states if isinstance(one, dict)), None), Piece()
+    if isinstance(own, Place):
+        if own.size == (size := tuple(arguments[2])):
+            return own
+        piece.sizes = f" with {[*own.size]} of {[*size]}"
     return piece
 
 
@@ -90,7 +93,8 @@ KNOWN: Mapping[tuple[str, str], Any] = {
     ("torch._tensor", "_rebuild_from_type_v2"): _of_ranks,
     ("torch", "Size"): tuple,
     **dict.fromkeys([("torch._utils", "_rebuild_wrapper_subclass"), ("torch.serialization", "_get_layout")], Piece),
-    ("torch", "device"): Piece,
+    **dict.fromkeys([("torch", "device"), ("torch", "Tensor")], Piece),
+    ("__builtin__", "getattr"): lambda *_: Piece,  # a class in a class of shards
     **{("torch", name): dtype for name, dtype in DTYPES.items()},
     **{("torch", str(dtype).removeprefix("torch.")): dtype for dtype in DTYPES.values()},
 }
@@ -142,7 +146,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
             if records[f"{root}data.pkl"] > TABLE:
                 raise ValueError("its table has more bytes than names of tensors take")
             table = _Table(BytesIO(file.read(f"{root}data.pkl"))).load()
-            states = table.get("model_state_dict", table) if isinstance(table, dict) else None
+            states = table.get("model_state_dict", table.get("module", table)) if isinstance(table, dict) else None
             weights, (optimized, step) = _tensors(states, file, records, root), _optimizer(table)
             if isinstance(step, Place):
                 step = int(_tensors({"step": step}, file, records, root)["step"].sum())
@@ -186,6 +190,12 @@ def _tensors(states: Any, file: zipfile.ZipFile, records: Mapping[str, int], roo
             "save the full state dictionary of all ranks"
         )
     tensors = {name: value for name, value in states.items() if isinstance(value, Place)} if states else {}
+    weights = [one.size for name, one in tensors.items() if str(name).endswith("weight")]
+    if weights and not any(map(prod, weights)):
+        raise InputError(
+            "holds tensors without numbers, as DeepSpeed leaves them in stage 3: join all ranks' files by zero_to_fp32.py in "
+            "the folder of the run, and import the file that it writes"
+        )
     if not tensors or any(not isinstance(name, str) for name in tensors):
         raise ValueError("it holds no state dictionary of tensors")
     storages = {place.storage.key: place.storage for place in tensors.values()}

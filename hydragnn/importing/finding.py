@@ -14,6 +14,8 @@ from hydragnn.base.errors import InputError
 from hydragnn.base.files import read_json
 
 EPOCH = re.compile(r"^(.*)_epoch_(\d+)$")
+WEIGHTS = re.compile(r".*\.pk|(zero_pp_rank_0_)?mp_rank_\d+_model_states\.pt")
+"""Names of checkpoints; the second are DeepSpeed's."""
 DEEPEST, MOST = 5, 100_000
 """Folders below each other, and entries, that are looked at."""
 SETS = (".bp", ".pickle")
@@ -98,7 +100,7 @@ def _checkpoints(root: Path) -> Iterator[Path]:
         entries += len(names)
         if entries > MOST:
             raise InputError(f"{root} holds more than {MOST:,} files; give the folder of the run itself")
-        yield from (Path(folder) / name for name in names if name.endswith(".pk"))
+        yield from (Path(folder) / name for name in names if WEIGHTS.fullmatch(name))
 
 
 def _config(folder: Path) -> Mapping[str, Any]:

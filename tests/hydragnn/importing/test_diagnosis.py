@@ -366,6 +366,14 @@ def test_files_without_a_function_are_refused_with_the_failure(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("key", ["model_state_dict", "module"])
+def test_tensors_of_all_ranks_are_read(key: str, tmp_path: Path) -> None:
+    whole = torch.arange(6.0)
+    whole._has_been_cloned = True  # type: ignore[attr-defined]  # which FSDP notes
+    torch.save({key: {"a.weight": whole}}, tmp_path / "a.pk")
+    assert torch.equal(read_checkpoint(tmp_path / "a.pk").weights["a.weight"], whole)
+
+
 def test_every_failure_has_a_file_that_suffers_and_one_that_does_not() -> None:
     suffered = {number for number, *_, verdict in ROWS if verdict == YES} | {number for number, *_ in REFUSED}
     spared = {number for number, *_, verdict in ROWS if verdict == NO}

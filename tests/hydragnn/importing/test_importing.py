@@ -98,6 +98,7 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
     "ten gigabytes of one string": (of_table(b"\x80\x05\x96" + (10**10).to_bytes(8, "little") + b"."), "damaged"),
     "twenty million objects": (of_table(b"\x80\x05" + b"}" * 20_000_000 + b"."), "more bytes than names of tensors"),
     "diverged": (torch_bytes({"a": torch.tensor([1.0, torch.nan])}), "NaN or infinite numbers in a"),
+    "sizes alone": (torch_bytes({"module": {"a.weight": torch.empty(0)}}), "without numbers, as DeepSpeed leaves them"),
     "no tensors": (torch_bytes({"model_state_dict": {}}), "no state dictionary"),
     "a list": (torch_bytes([1, 2]), "no state dictionary"),
     "cut off": (GOOD[:-60], "no checkpoint, or damaged"),
@@ -212,6 +213,7 @@ PLACES: dict[str, tuple[list[str], str, list[str]]] = {
     "epochs alone": (["a/N_epoch_9.pk", "a/N_epoch_10.pk"], "a", ["N_epoch_10.pk"]),
     "branches": (["a/N_branch0.pk", "a/N_branch1.pk"], "a", ["N_branch0.pk", "N_branch1.pk"]),
     "several runs": (["m1/c.pk", "m2/c.pk"], ".", ["c.pk", "c.pk"]),
+    "of DeepSpeed": (["a/a/mp_rank_00_model_states.pt"], "a", ["mp_rank_00_model_states.pt"]),
     "sets are not searched": (["a/c.pk", "a/dataset/s.pickle/x.pk"], "a", ["c.pk"]),
 }
 
