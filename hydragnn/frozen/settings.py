@@ -15,7 +15,8 @@ Kind = Literal[
 ]
 OWN_KINDS: dict[str, str] = {**{kind: kind.lower() for kind in get_args(Kind)}, "GAT": "gatv2"}
 """Architecture of this program for each of theirs."""
-Generation = Literal["v2.0", "v3.0", "2024", "v4.0", "v5.0", "main", "variables"]
+Generation = Literal["v2.0", "v3.0", "2024", "v4.0", "v4.0+", "v5.0", "main", "variables"]
+"""Version, or ``v4.0+`` for v4.0 or later."""
 OLD = ("v2.0", "v3.0", "2024")
 FAILURE = "suffered silent failure"
 """Beginning of a sentence, before the number in docs/silent-failures.md."""
@@ -31,10 +32,10 @@ UNREAD = ("graph_pooling", "global_attn_engine", "use_graph_attr_conditioning", 
 ARITHMETIC: dict[str, dict[str, tuple[str, ...]]] = {
     "squared_distances": {"EGNN": OLD},
     "reversed_steps": {"EGNN": OLD, "SchNet": OLD},
-    "single_constants": {"SchNet": (*OLD, "v4.0", "v5.0", "variables")},
+    "single_constants": {"SchNet": (*OLD, "v4.0", "v4.0+", "v5.0", "variables")},
     "zero_shifts": {"EGNN": (*OLD, "v4.0"), "DimeNet": OLD},
     "last_conv_layer_only": {"*": ("v2.0",)},
-    "rebuilt_graph": {"SchNet": (*OLD, "v4.0", "v5.0", "main", "variables")},
+    "rebuilt_graph": {"SchNet": (*OLD, "v4.0", "v4.0+", "v5.0", "main", "variables")},
 }
 """Generations in which the code of a kind, or of all, computed otherwise than today's."""
 
@@ -301,7 +302,10 @@ def generation_of(config: Mapping[str, Any], weights: Mapping[str, Tensor]) -> t
         return "v3.0", ["config.json has model_type, and keys of the checkpoint begin with graph_convs."]
     if "global_attn_redraw_interval" in training or any(key.startswith("equivariant_attn_") for key in architecture):
         return "main", ["config.json has global_attn_redraw_interval or keys that begin with equivariant_attn_"]
-    young = "enable_interatomic_potential" in architecture or "precision" in training
-    if "compute_grad_energy" in training and not young:
+    young = [key for key in ("enable_interatomic_potential", "use_graph_attr_conditioning") if key in architecture]
+    young += ["precision"] * ("precision" in training)
+    if young or any(name.removeprefix("module.").startswith("model.") for name in weights):
+        return "v5.0", [f"config.json has mpnn_type, and {young[0]}" if young else "keys of the checkpoint begin with model."]
+    if "compute_grad_energy" in training:
         return "v4.0", ["config.json has mpnn_type, and compute_grad_energy under Training"]
-    return "v5.0", ["config.json has mpnn_type, and enable_interatomic_potential, or no compute_grad_energy"]
+    return "v4.0+", ["config.json has mpnn_type, and no key that v4.0 or v5.0 add when they save it"]

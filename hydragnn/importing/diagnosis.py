@@ -157,6 +157,8 @@ class Case:
     def _not_strict(self) -> Answer:
         names, scripts = self.checkpoint.weights, self.settings.generation not in (*OLD, "v4.0")  # they are of 2026
         lost = [name for name in names if scripts and (name.startswith("module.") or LATE.match(name))]
+        if lost and self.settings.generation == "v4.0+":
+            return "cannot be told", "scripts for inference lose names that begin with module.; v4.0 had none, and no key tells the version"
         return bool(lost) and f"its scripts for inference skip {len(lost)} of {len(names)} names, as {lost[0]}"
 
     @rule(5, "task-parallel training leaves embeddings and frequencies as they began", "there are none")
@@ -345,8 +347,11 @@ class Case:
     @rule(25, "shifts of periodic edges are set to zero", "this version honours shifts, or no edge has one")
     def _zero_shifts(self) -> Answer:
         evidence = f"{self.settings.kind} of {self.settings.generation} sets shifts to zero"
-        if not self.settings.zero_shifts or (self.graph is not None and not self.shifts()):
+        unknown = self.settings.kind == "EGNN" and self.settings.generation == "v4.0+"
+        if not (unknown or self.settings.zero_shifts) or (self.graph is not None and not self.shifts()):
             return False
+        if unknown:
+            return "cannot be told", "EGNN of v4.0 sets shifts to zero, unlike later ones, and no key tells the version"
         if self.graph is None:
             return "cannot be told", f"{evidence}, if any edge has one"
         return self.measured(f"{evidence}, and edges cross periodic boundaries", "zero_shifts")

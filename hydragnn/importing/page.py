@@ -27,6 +27,7 @@ from hydragnn.training.evaluate import Metrics
 WRITERS = {
     "2024": "the code of the ensemble of 2024",
     "v4.0": "v4.0 or sc25",
+    "v4.0+": "v4.0 or later",
     "v5.0": "v5.0 or the code of the runs of 2026",
     "main": "main of August 2026",
     "variables": "pull request 527",

@@ -118,7 +118,7 @@ def test_the_small_one_is_read_and_has_a_first_layer(layers: int) -> None:
     config, weights = small_gin()
     (head,) = config["NeuralNetwork"]["Architecture"]["output_heads"]["graph"]
     head["architecture"] |= {"num_sharedlayers": layers, "num_headlayers": layers}
-    assert build(FrozenSettings.from_config(config, weights), weights).settings.generation == "v5.0"
+    assert build(FrozenSettings.from_config(config, weights), weights).settings.generation == "v4.0+"
 
 
 @pytest.mark.parametrize(
@@ -165,13 +165,15 @@ OLD: Config = {"mpnn_type": None, "model_type": "GIN"}
 @pytest.mark.parametrize(
     ("changes", "training", "derived"),
     [
-        ({"graph_pooling": "add"}, {}, {"graph_pooling": "add", "generation": "v5.0"}),
+        ({"graph_pooling": "add"}, {}, {"graph_pooling": "add", "generation": "v4.0+"}),
         ({"graph_pooling": "add", **OLD}, {}, {"graph_pooling": "mean", "generation": "v3.0"}),
         ({"enable_interatomic_potential": True, **OLD}, {}, {"interatomic": False}),
         ({"global_attn_engine": "GPS", **OLD}, {}, {"global_attn_engine": None}),
         ({"use_graph_attr_conditioning": True, **OLD}, {}, {"conditioning": None}),
         ({**OLD, "model_type": "SchNet", "edge_features": ["lengths"]}, {}, {"edge_dim": 0}),
-        ({"model_type": "GIN"}, {}, {"generation": "v5.0"}),
+        ({"model_type": "GIN"}, {}, {"generation": "v4.0+"}),
+        ({"enable_interatomic_potential": False}, {}, {"generation": "v5.0"}),
+        ({}, {"precision": "fp32"}, {"generation": "v5.0"}),
         ({}, {"compute_grad_energy": True}, {"generation": "v4.0", "interatomic": True}),
         ({}, {"compute_grad_energy": True, "precision": "fp32"}, {"generation": "v5.0", "interatomic": False}),
         ({}, {"compute_grad_energy": True, "global_attn_redraw_interval": 9}, {"generation": "main"}),

@@ -249,7 +249,7 @@ def test_configuration_one_folder_up_and_a_broken_link(tmp_path: Path) -> None:
 def test_structures_are_predicted_alone_and_by_a_tuned_model(tmp_path: Path) -> None:
     write_model(tmp_path / "run")
     page = hydragnn.import_public(tmp_path / "run", tmp_path / "out")
-    assert [one.generation for one in page.models] == ["v5.0"]
+    assert [one.generation for one in page.models] == ["v4.0+"]
     assert "predicts: energy_per_atom, forces" in "\n".join(page.lines())
     model = hydragnn.load(tmp_path / "out")
     predictions = model.predict([molecule("H2O"), bulk("Cu", cubic=True)])
