@@ -3,6 +3,7 @@
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -15,10 +16,12 @@ from hydragnn.datasets import GraphStore, Normalisation, StoreWriter, reference_
 from hydragnn.datasets.public import PublicStore
 from hydragnn.datasets.sources.registry import read_build_settings
 from hydragnn.frozen import FrozenSettings
+from hydragnn.frozen.settings import FAILURE, OLD
 from hydragnn.graphs.batch import GraphBatch, edge_vectors
 from hydragnn.graphs.field import ATOMIC_NUMBERS, Field
 from hydragnn.graphs.parts import PART
 from hydragnn.graphs.pyg import CELLS, PERIODIC
+from hydragnn.graphs.units import CLOSE_NUCLEI
 from hydragnn.importing.configuration import raw_files
 from hydragnn.importing.finding import SETS, folder_of_raw
 from hydragnn.importing.model import LENGTHS
@@ -67,6 +70,20 @@ def with_data(model: Imported, place: Path) -> tuple[Imported, GraphStore, Seque
     images = any(bool(source.read(block, fields=[]).edge_shifts.any()) for block in _blocks(graphs))
     reading = replace(_reading_in(some, reading, model.settings), images=images)
     return replace(model, reading=_with_references(source.attributes, some, reading, model.settings)), source, graphs
+
+
+def cause_of_nan(model: Imported, place: Path) -> str:
+    """Return the failure by which edges of a set make NaN; empty for none."""
+    settings, edges = model.settings, 0
+    old = settings.kind == "EGNN" and settings.equivariance and settings.generation in OLD
+    if old or settings.kind == "PAINN":
+        with suppress(InputError):
+            _, source, graphs = with_data(model, place)
+            for batch in (source.read(block, fields=[]) for block in _blocks(graphs)):
+                nan = batch.senders == batch.receivers if old else edge_vectors(batch).norm(dim=1) == 0
+                edges += int(nan.sum())
+    number, how = (29, "join a node with itself") if old else (14, "have length zero")
+    return f" ({FAILURE} {number}, since {edges} edges of its graphs {how})" if edges else ""
 
 
 def _set_of_graphs(model: Imported, place: Path) -> PublicStore:
@@ -152,6 +169,7 @@ def write_data(source: GraphStore, graphs: Sequence[int], model: Imported, out: 
     longest: float = 0.0
     attributes: dict[str, Any] = {
         "max_neighbours": settings.max_neighbours,
+        CLOSE_NUCLEI: True,  # models learned from all of them
         "imported": str(getattr(source, "path", "")),
     }
     for block in _blocks(graphs):

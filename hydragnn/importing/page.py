@@ -16,7 +16,7 @@ from hydragnn.datasets import GraphStore, open_store
 from hydragnn.ensemble.building.build import LOCK, build_ensemble, check_out, distinct_names, in_making
 from hydragnn.graphs.field import ATOMIC_NUMBERS
 from hydragnn.importing.configuration import import_configuration, toml
-from hydragnn.importing.data import with_data, write_data
+from hydragnn.importing.data import cause_of_nan, with_data, write_data
 from hydragnn.importing.diagnosis import Finding, diagnose
 from hydragnn.importing.evidence import case_of
 from hydragnn.importing.finding import find_data, find_models
@@ -144,7 +144,8 @@ def import_folder(path: Path, out: Path, top_k: int | None = None) -> Import:
             try:
                 errors = write_run(model, store.path, run, out)
             except InputError as error:
-                failures.append(error)
+                cause = "" if store.place is None else cause_of_nan(model, store.place)
+                failures.append(InputError(f"{error}{cause}"))
                 continue
             write_tuning(model, store.path, run)
             findings = diagnose(case_of(model, run, store.path, store.place))

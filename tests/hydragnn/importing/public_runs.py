@@ -58,7 +58,8 @@ FEATURES = {
 
 
 def config_of(dataset: Mapping[str, Any] | None = None, **architecture: Any) -> dict[str, Any]:
-    network = {"Architecture": {**ARCHITECTURE, **architecture}, "Variables_of_interest": VARIABLES}
+    keys = {name: one for name, one in {**ARCHITECTURE, **architecture}.items() if one is not None}
+    network = {"Architecture": keys, "Variables_of_interest": VARIABLES}
     return {
         "Dataset": {"name": "some", **FEATURES, **(dataset or {})},
         "NeuralNetwork": {**network, "Training": {"batch_size": 4, "num_epoch": 3}},

@@ -341,6 +341,26 @@ def pieces(folder: Path) -> None:
     write_model(folder).write_bytes(archive(table, {"0": b"\0" * 40}))
 
 
+def diverged(folder: Path, *zeros: str, **options: Any) -> None:
+    """Write a run with NaN in a head, beside graphs whose tensors of these names are zero."""
+
+    def change(state: dict[str, Any]) -> None:
+        state["module.heads_NN.0.branch-0.2.bias"][:] = torch.nan
+        if "model_type" in options:  # whose names have no branches
+            for name in list(state):
+                state[name.replace("branch-0.", "")] = state.pop(name)
+
+    changed(folder, change, **options)
+    sets = sets_of_branches(1)
+    for sample, key in ((one, key) for some in sets.values() for one in some for key in zeros):
+        sample[key] = sample[key] * 0
+    write_pickles(folder / "set.pickle", sets)
+
+
+HEADS = run_config()["NeuralNetwork"]["Architecture"]["output_heads"]
+OLD_EGNN = {"mpnn_type": None, "model_type": "EGNN", "equivariance": True}
+OLD_EGNN |= {"output_heads": {level: one[0]["architecture"] for level, one in HEADS.items()}}
+RADIAL = {"mpnn_type": "PAINN", "num_radial": 3}
 NODES = {"use_graph_attr_conditioning": True, "graph_attr_conditioning_mode": "concat_node"}
 DEGREES = {"max_ell": 1, "node_max_ell": 1, "num_radial": 4, "avg_num_neighbors": 3.0}
 REFUSED: list[tuple[int, Callable[[Path], Any], str]] = [
@@ -354,6 +374,8 @@ REFUSED: list[tuple[int, Callable[[Path], Any], str]] = [
     (5, lambda folder: changed(folder, without("_emb"), **MIXED), "lacks 2 tensors, the first node_emb.weight"),
     (10, lambda folder: configured(folder, activation_function="gelu"), "gelu"),
     (13, lambda folder: configured(folder, mpnn_type="MACE", **DEGREES), "GaussianNLLLoss"),
+    (14, lambda folder: diverged(folder, "pos", "edge_shifts", "cell", "pbc", **RADIAL), "14, since 608 edges"),
+    (29, lambda folder: diverged(folder, "edge_index", **OLD_EGNN), "29, since 608 edges"),
     (27, lambda folder: configured(folder, mpnn_type="GAT", **NODES), "concat_node"),
 ]
 
@@ -367,6 +389,12 @@ def test_files_without_a_function_are_refused_with_the_failure(
         import_folder(tmp_path / "run", tmp_path / "out")
     assert f"suffered silent failure {number}" in str(error.value)
     assert not (tmp_path / "out").exists()
+
+
+def test_graphs_that_make_no_nan_are_no_cause(tmp_path: Path) -> None:
+    diverged(tmp_path / "run", **RADIAL)
+    with pytest.raises(InputError, match="has NaN or infinite numbers in heads_NN.*: its training diverged; import"):
+        import_folder(tmp_path / "run", tmp_path / "out")
 
 
 @pytest.mark.parametrize("key", ["model_state_dict", "module"])
