@@ -305,7 +305,9 @@ def generation_of(config: Mapping[str, Any], weights: Mapping[str, Tensor]) -> t
     young = [key for key in ("enable_interatomic_potential", "use_graph_attr_conditioning") if key in architecture]
     young += ["precision"] * ("precision" in training)
     if young or any(name.removeprefix("module.").startswith("model.") for name in weights):
-        return "v5.0", [f"config.json has mpnn_type, and {young[0]}" if young else "keys of the checkpoint begin with model."]
+        return "v5.0", [
+            f"config.json has mpnn_type, and {young[0]}" if young else "keys of the checkpoint begin with model."
+        ]
     if "compute_grad_energy" in training:
         return "v4.0", ["config.json has mpnn_type, and compute_grad_energy under Training"]
     return "v4.0+", ["config.json has mpnn_type, and no key that v4.0 or v5.0 add when they save it"]

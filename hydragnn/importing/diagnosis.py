@@ -158,7 +158,10 @@ class Case:
         names, scripts = self.checkpoint.weights, self.settings.generation not in (*OLD, "v4.0")  # they are of 2026
         lost = [name for name in names if scripts and (name.startswith("module.") or LATE.match(name))]
         if lost and self.settings.generation == "v4.0+":
-            return "cannot be told", "scripts for inference lose names that begin with module.; v4.0 had none, and no key tells the version"
+            return (
+                "cannot be told",
+                "scripts for inference lose names that begin with module.; v4.0 had none, and no key tells the version",
+            )
         return bool(lost) and f"its scripts for inference skip {len(lost)} of {len(names)} names, as {lost[0]}"
 
     @rule(5, "task-parallel training leaves embeddings and frequencies as they began", "there are none")
