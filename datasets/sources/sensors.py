@@ -125,12 +125,16 @@ class SensorsBuild(TablesBuild):
         rows: dict[Key, list[tuple[Array, Array, Array]]] = {}
         for path in find_files(self.files):
             read = {*nodes, *(key for _, key in keys)} - {TIME, self.node_id}
-            table = read_table(path, read, read, [TIME, self.node_id])
+            table = read_table(path, read, read, [TIME, self.node_id, *({"unit"} - read)])
             texts, number_of = np.unique(table_column(table, TIME, path), return_inverse=True)
             seconds = np.array([self._seconds(str(text).strip(), path) for text in texts])[number_of]
             long, names = self.node_id in table, [str(one) for one in table.pop(self.node_id, ())]
             if absent := {*names} - {*place}:
                 raise InputError(f"{path} has readings of {min(absent)!r}, no node of {self.sensors}; add it there")
+            if long and "unit" not in read and (units := sorted({str(one) for one in table.pop("unit", ())})):
+                if len(units) > 1:
+                    raise InputError(f"{path} has readings in {' and '.join(units)}; bring them to one unit")
+                self.check_units({key: units[0] for on, key in keys if on == "node" and key in table}, str(path))
             for name, column in table.items():
                 key: Key = ("node", name) if long else ("node", path.stem) if name in place else ("graph", name)
                 if name == TIME or (long and key not in keys):

@@ -97,6 +97,19 @@ def test_a_parquet_file_is_a_table(tmp_path: Path) -> None:
     torch.testing.assert_close(one["t"], other["t"], rtol=0, atol=0)
 
 
+def test_a_column_of_units_counts(tmp_path: Path) -> None:
+    own = "\n".join(f"{line},{'K' if number else 'unit'}" for number, line in enumerate(LONG.splitlines()))
+    table = TABLE | {"fields": [LEVEL, LENGTH, T | {"scale": 1.0}, OUT]}
+    write(tmp_path)
+    expected = built(tmp_path, **table)
+    write(tmp_path, t=own)
+    torch.testing.assert_close(built(tmp_path, **table)["t"], expected["t"], rtol=0, atol=0)
+    write(tmp_path, t=own.replace("a,3,K", "a,3,degC"))
+    refused(tmp_path, "t.csv has readings in K and degC; bring them to one unit", **table)
+    write(tmp_path, t=own.replace(",K", ",degC"))
+    refused(tmp_path, "t is in degC, not K", **table)
+
+
 def series(steps: int, changed: int | None = None) -> str:
     """Return a wide table of two sensors, whose values change from a step on."""
     values = np.random.default_rng(0).normal(size=(steps, 2))
