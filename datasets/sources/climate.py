@@ -93,6 +93,8 @@ class ClimateBuild(ObjectsBuild):
         for key in [key for key in frames if key not in held]:
             files = ", ".join(file for file, _ in data_sets[:2])
             raise InputError(f"{files}: no variable {key}; {nearest(key, sorted(held))}")
+        if self.level is not None and not any(one.on_levels for own in frames.values() for one, _ in own.values()):
+            raise InputError(f"{data_sets[0][0]}: no variable lies on levels; leave level out")
         if len(calendars) > 1 or not frames:
             what = "the calendars differ: " + ", ".join(sorted(calendars)) if frames else "declare fields on nodes"
             raise InputError(f"{data_sets[0][0]}: {what}; give files of one kind")

@@ -35,6 +35,7 @@ class Variable:
     times: Array | None
     """Hours since 1970 in the file's calendar; None for what does not change."""
     calendar: str
+    on_levels: bool
     valid: Array
     """Ends of valid values, by CF's attributes."""
 
@@ -117,7 +118,9 @@ def variable_of(data: Any, key: str, level: float | None, file: str) -> Variable
     if len(east) > 2 and abs(abs(east[-1] - east[0]) - 360) < 1e-4:  # the first column again
         one, east = one[..., :-1], east[:-1]
     times, calendar = _hours(one[time[0]], where) if time else (None, "")
-    return Variable(data=one, where=where, grid=(north, east), times=times, calendar=calendar, valid=valid)
+    return Variable(
+        data=one, where=where, grid=(north, east), times=times, calendar=calendar, on_levels=bool(others), valid=valid
+    )
 
 
 def _valid(one: Any, where: str) -> Array:

@@ -75,10 +75,9 @@ class MicrostructureBuild(BuildSettings):
             raise InputError(f"{name}: no value for the field {self.fields[0].name}; name a table of labels")
         if (read := READERS.get(path.suffix.lower())) is None:
             raise InputError(f"{path} is no microstructure; give {', '.join(READERS)}")
-        if read in (read_tess, read_inp) and (self.spacing or self.periodic):
-            raise InputError(f"{path}: spacing and periodic are for maps; leave them out")
-        if self.degrees is not None and read not in (read_ctf, read_ang, read_dream3d):
-            raise InputError(f"{path}: degrees is for .ctf, .ang and .dream3d; leave it out")
+        for key, suffixes in TAKEN_BY.items():
+            if path.suffix.lower() not in suffixes and getattr(self, key) != type(self).model_fields[key].default:
+                raise InputError(f"{path}: {key} is for {', '.join(suffixes)}; leave it out")
         try:
             return read(path, self).with_texts(self.texts_of({}, name))
         except InputError:
@@ -105,6 +104,8 @@ class MicrostructureBuild(BuildSettings):
         if {*names.values()} - {*(self.phases or [])} and (self.phases or len(names) > 1):
             raise InputError(f"{path} has the phases {[*names.values()]}; say phases = [...] with all names")
         laue = {} if turns is None else {n: self.group(names[n], phases[1].get(n), path) for n in numbers}
+        if grain is not None and self.threshold != type(self).model_fields["threshold"].default:
+            raise InputError(f"{path} has grains of its own; leave threshold out, or remove FeatureIds")
         grain = grains_of_map(turns, phase, laue, self.threshold, periodic) if grain is None else grain
         grain = np.where((phase > 0) & (np.bincount(grain.ravel())[grain] >= self.smallest * cells), grain, 0)
         inside = grain > 0
@@ -408,3 +409,7 @@ def _merged(mesh: Any, owner: Array, path: Path) -> GraphBatch:
 
 READERS = {".ctf": read_ctf, ".ang": read_ang, ".dream3d": read_dream3d, ".tess": read_tess, ".inp": read_inp}
 READERS |= dict.fromkeys((".h5", ".hdf5", ".h5ebsd"), read_hdf5)
+MAPS: tuple[str, ...] = (".ctf", ".ang", ".dream3d", ".h5", ".hdf5", ".h5ebsd")
+TAKEN_BY = dict.fromkeys(("threshold", "smallest", "phases", "spacing", "periodic"), MAPS)
+TAKEN_BY |= {"symmetry": (*MAPS, ".tess"), "degrees": MAPS[:3], "sets": (".inp",)}
+"""Suffixes of the files that a key is for."""

@@ -193,6 +193,7 @@ FAULTS: list[tuple[Any, dict[str, Any], str]] = [
     (data(lat={"units": "radians"}), {}, "lat is in radians"),
     (curvilinear, {}, "lat is in degrees_north on (y, x)"),
     (levels, {}, "lies on z, too; choose one with level"),
+    (data().assign_coords(plev=850.0), {"level": 500.0}, "no variable lies on levels; leave level out"),
     (levels, {"level": 700}, "no level 700; z has 500, 850"),
     (two, {"fields": [TEMPERATURE, {"name": "v", "on": "node"}]}, "lie on other grids"),
     (data(time={"units": "months since 2001-01-01"}), {}, "write times in hours since a date"),

@@ -375,7 +375,10 @@ DAMAGED: dict[str, tuple[str, Callable[[str], str], dict[str, Any], str]] = {
     "a name that no phase has": ("ctf", str, {"symmetry": {"Nickle": "m-3m"}}, "the symmetry of phase Nickel is not that of {'Nickle'}"),
     "axes of space": ("ctf", str, {"spacing": [0.5, 0.5, 0.5]}, "spacing has 3 lengths; give 2, or one"),
     "axes that repeat": ("ctf", str, {"periodic": [True, True, True]}, "has 2 axes; periodic has 3"),
-    "spacing of cells": ("tess", str, {"spacing": 1.0}, "spacing and periodic are for maps"),
+    "spacing of cells": ("tess", str, {"spacing": 1.0}, "spacing is for .ctf, .ang,"),
+    "phases of cells": ("tess", str, {"phases": ["A"]}, "phases is for .ctf, .ang,"),
+    "sets of a map": ("ang", str, {"sets": "GRAIN*"}, "sets is for .inp; leave it out"),
+    "symmetry of a mesh": ("inp", str, {"symmetry": "m-3m"}, "symmetry is for .ctf, .ang,"),
     "no columns": ("ctf", lambda text: text.replace("Phase\tX", "Ph\tX"), {}, "no line of columns"),
     "nothing indexed": ("ctf", lambda text: text.replace("\n1\t", "\n0\t"), {}, "has no grain"),
     "twofold axes along x or y": ("ctf", lambda text: text.replace("\t11\t", "\t7\t"), {}, "the symmetry of phase Nickel is '-3m or -31m'; say symmetry ="),
@@ -436,6 +439,7 @@ def test_grains_of_dream3d_stay(tmp_path: Path) -> None:
     for angles in (None, np.stack([bicrystal(4, 4)] * 3, axis=2)):
         dream3d(tmp_path / "a.dream3d", angles, ids)
         graph = build(tmp_path, "a.dream3d")
+        refused(tmp_path, "has grains of its own", kind="microstructure", files=["a.dream3d"], threshold=10.0)
         assert graph["volume"].tolist() == [11.5, 12.0] and ("misorientation" in graph.fields) == (angles is not None)
 
 
