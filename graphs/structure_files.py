@@ -18,11 +18,20 @@ from hydragnn.graphs.molecule_files import is_qm9, molecule_of_qm9, molecules_of
 from hydragnn.graphs.pymatgen_json import is_pymatgen, pymatgen_structures
 
 DUMP = "lammps-dump-text"
-ELEMENTS_OF_LAMMPS = {
-    "lammps-data": re.compile(r"^\s*(Masses|Atom Type Labels)\b", re.MULTILINE),
-    "lammps-dump-binary": re.compile(r"$^"),
+_NEVER, _BY_NAME = re.compile(r"$^"), "names its atoms without their elements, and CA may be carbon or calcium; write"
+MARKS_OF_ELEMENTS = {
+    "lammps-data": (
+        re.compile(r"^\s*(Masses|Atom Type Labels)\b", re.MULTILINE),
+        f"{NO_ELEMENTS}, or Masses in a data file",
+    ),
+    "lammps-dump-binary": (_NEVER, NO_ELEMENTS),
+    "proteindatabank": (
+        re.compile(r"\A(?![\s\S]*^(ATOM  |HETATM)(?!.{70}[ A-Z][A-Z]))", re.MULTILINE | re.IGNORECASE),
+        f"{_BY_NAME} columns 77 and 78",
+    ),
+    "gromacs": (_NEVER, f"{_BY_NAME} a PDB or XYZ file with elements"),
 }
-"""Marks of elements in files of LAMMPS. Without them ASE takes type 1 for hydrogen, type 2 for helium."""
+"""What states elements in files where ASE would guess them by type or name, and the fault of files without it."""
 
 
 def format_of(path: Path, format: str | None = None) -> str:
@@ -56,11 +65,12 @@ def structures_of(
     from hydragnn.graphs.extxyz import check_elements, entries_of
 
     kind = format_of(path, format)
-    if elements := ELEMENTS_OF_LAMMPS.get(kind):
+    if kind in MARKS_OF_ELEMENTS:
+        mark, fault = MARKS_OF_ELEMENTS[kind]
         with open_with_compression(str(path), "rb") as file:
-            head = file.read(1 << 20).decode("latin-1")
-        if not elements.search(head):
-            raise InputError(f"{path} {NO_ELEMENTS}, or Masses in a data file")
+            head = file.read(1 << 20).rpartition(b"\n")[0].decode("latin-1")
+        if not mark.search(head):
+            raise InputError(f"{path} {fault}")
     if kind == DUMP or kind in READERS:
         own = {"pymatgen": partial(pymatgen_structures, keys=keys), DUMP: partial(frames_of_dump, **dumps)}
         read = (READERS | own)[kind]

@@ -68,6 +68,8 @@ TABLES: dict[str, dict[str, Any]] = {
     "mu.XYZ.gz": ATOMS | {"fields": [{"name": "mu", "on": "graph", "unit": "Debye"}]},
     "a.xyz": ATOMS | {"fields": [GAP | {"unit": "Ha"}, Q], "texts": ["smiles"]},
     "ev.xyz": ATOMS | {"fields": [GAP | {"unit": "eV"}]},
+    "a.pdb": ATOMS,
+    "a.gro": ATOMS,
     "a.json": ATOMS | {"fields": [GAP, FORCE], "texts": ["material_id"]},
     "a.jsonl": ATOMS | {"fields": [GAP, FORCE]},
     "places.jsonl": ATOMS | {"fields": [FORCE | {"key": "positions"}]},
@@ -109,6 +111,7 @@ def test_a_layout_has_its_numbers_and_texts(file: str, text: str, values: dict[s
     assert {*graphs.texts["file"]} == {file}
 
 
+PDB = "HETATM    4 CA    CA A   2      15.000   9.000  -3.000  1.00  0.00\n"
 WRONG = [
     ("a.sdf", TWO.replace("M  END\n", "", 1)[:-90], "molecule 1 is cut off"),
     ("a.sdf", TWO.replace("M  END\n", "")[:-5], "molecule 1 is cut off"),
@@ -120,6 +123,8 @@ WRONG = [
     ("a.sdf", TWO.replace("<note>", "<gap>"), "molecule 0 has several values of gap; keep one"),
     ("a.sdf", TWO.replace("7.5", "nan"), "field gap: nan"),
     ("a.sdf", TWO.replace("<gap>", "<g>", 1), "no gap for the field gap"),
+    ("a.pdb", PDB, "a.pdb names its atoms without their elements, and CA may be"),
+    ("a.gro", "MD\n    1\n    1NA      NA    1   0.126   1.624   1.679\n 2 2 2\n", "a.gro names its atoms without"),
     ("a.xyz", QM9.replace("\t15\t", "\t"), "no whole file of QM9: 2 of 2 atoms, 14 properties"),
     ("a.xyz", QM9.replace("\t2.5*^-1", ""), "no whole file of QM9"),
     ("a.xyz", QM9[:-30], "no whole file of QM9"),
