@@ -1,9 +1,8 @@
-"""Families of ops whose derivatives are ops, and nonlinear ops."""
+"""Families of ops whose derivatives are ops."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
 from importlib.util import find_spec
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
@@ -322,58 +321,3 @@ def _together(name: str, member: FamilyMember, family: Family) -> type[Function]
 
     Together.__name__ = Together.__qualname__ = f"{name}, all derivatives"
     return Together
-
-
-Tensors = tuple[Tensor | None, ...]
-
-
-class CallRecord(NamedTuple):
-    """Tensors, results and gradients of a call; None where absent."""
-
-    tensors: Tensors
-    results: Tensors
-    incoming: Tensors
-
-
-@dataclass(kw_only=True, eq=False)
-class Nonlinear:
-    """Op with one or more results and differentiable gradients.
-
-    ``op(tensors, structure)`` returns the results. ``gradients`` says what its tensors receive; it calls ops, so that its own derivatives exist.
-    """
-
-    name: str
-    forms: Mapping[str, Callable[..., Any]]
-    """By kind of device, called with the tensors, then the structure; without derivatives."""
-    gradients: Callable[[CallRecord, Any], Tensors]
-    keeps_tensors: bool = True
-    """False where gradients are made of the results alone."""
-
-    def __call__(self, tensors: Sequence[Tensor | None], structure: Any) -> Any:
-        """Return the result, or the tuple of results."""
-        return self._shell.apply(structure, *tensors)
-
-    @cached_property
-    def _shell(self) -> type[Function]:
-        op = self
-
-        class OpShell(Function):
-            @staticmethod
-            def forward(ctx: Any, structure: Any, *tensors: Tensor | None) -> Any:
-                assert tensors[0] is not None
-                value: Any = form_on(op.forms, tensors[0].device.type)(*tensors, structure)
-                results = value if isinstance(value, tuple) else (value,)
-                ctx.save_for_backward(*(tensors if op.keeps_tensors else ()), *results)
-                ctx.structure, ctx.count = structure, len(tensors)
-                ctx.set_materialize_grads(False)
-                return value
-
-            @staticmethod
-            def backward(ctx: Any, *incoming: Tensor | None) -> Tensors:
-                if all(one is None for one in incoming):
-                    return (None,) * (ctx.count + 1)
-                saved, split = ctx.saved_tensors, ctx.count if op.keeps_tensors else 0
-                return None, *op.gradients(CallRecord(saved[:split], saved[split:], incoming), ctx.structure)
-
-        OpShell.__name__ = OpShell.__qualname__ = self.name  # what profilers and grad_fn show
-        return OpShell

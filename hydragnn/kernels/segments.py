@@ -9,8 +9,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from hydragnn.kernels.per_receiver import SUMS
-from hydragnn.kernels.softmax import SOFTMAX
-from hydragnn.kernels.statistics import EVERY, HIGH, counts_of, statistics
+from hydragnn.kernels.softmax import Softmax
+from hydragnn.kernels.statistics import counts_of, extreme, statistics
 
 
 def spread(values: Float[Tensor, "rows *features"], owners: Int[Tensor, " items"]) -> Float[Tensor, "items *features"]:
@@ -67,7 +67,7 @@ def segment_max(
     >>> segment_max(torch.tensor([[1.0], [3.0]]), torch.tensor([1, 1]), num_nodes=2).squeeze(1)
     tensor([0., 3.])
     """
-    return statistics(messages, receivers, num_nodes, HIGH)[0]
+    return extreme(messages, receivers, num_nodes, "amax")
 
 
 def segment_statistics(
@@ -77,7 +77,7 @@ def segment_statistics(
 
     On a CPU it is one compiled pass if receivers ascend. Atomics: none, and the same bits again.
     """
-    mean, variance, low, high = statistics(messages, receivers, num_nodes, EVERY)
+    mean, variance, low, high = statistics(messages, receivers, num_nodes)
     return mean.to(messages.dtype), low, high, (variance + floor).sqrt().to(messages.dtype)
 
 
@@ -92,4 +92,5 @@ def segment_softmax(
     >>> segment_softmax(torch.tensor([1e4, 1e4, -5.0]), torch.tensor([0, 0, 1]), num_nodes=2)
     tensor([0.5000, 0.5000, 1.0000])
     """
-    return SOFTMAX((scores,), (receivers, num_nodes))
+    shares: Tensor = Softmax.apply(scores, (receivers, num_nodes))
+    return shares

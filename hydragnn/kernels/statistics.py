@@ -14,16 +14,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from hydragnn.kernels.cpu import forms as cpu
-from hydragnn.kernels.family import (
-    ANYWHERE,
-    CallRecord,
-    Nonlinear,
-    Tensors,
-    form_on,
-    forms_of,
-    is_accelerated,
-    on_accelerators,
-)
+from hydragnn.kernels.family import ANYWHERE, form_on, forms_of, is_accelerated, on_accelerators
 from hydragnn.kernels.per_receiver import SUMS, WINNERS
 from hydragnn.kernels.segment_order import segment_order
 from hydragnn.kernels.triton import reductions as triton_reductions
@@ -31,43 +22,42 @@ from hydragnn.kernels.triton.forms import may_be_long
 
 Segments = tuple[Tensor, int]
 """The receiver of every edge, and how many nodes there are."""
-EVERY, HIGH = ("mean", "variance", "low", "high"), ("high",)
 
 
-def statistics(messages: Tensor, receivers: Tensor, num_nodes: int, names: tuple[str, ...]) -> tuple[Tensor, ...]:
-    """Return the named statistics (``EVERY`` or ``HIGH``) ``[nodes, *features]``, zeros without edges."""
-    return form_on(STATISTICS, messages.device.type)(messages, receivers, num_nodes, names)
+def statistics(messages: Tensor, receivers: Tensor, num_nodes: int) -> tuple[Tensor, ...]:
+    """Return mean, variance, least and largest ``[nodes, *features]``, zeros without edges."""
+    return form_on(STATISTICS, messages.device.type)(messages, receivers, num_nodes)
 
 
-def composed(messages: Tensor, receivers: Tensor, num_nodes: int, names: tuple[str, ...]) -> tuple[Tensor, ...]:
+def composed(messages: Tensor, receivers: Tensor, num_nodes: int) -> tuple[Tensor, ...]:
     """Plain torch: some passes over the edges for each."""
-    values: list[Tensor] = []
-    if names == EVERY:
-        counts = counts_of(receivers, num_nodes, messages)
-        mean = SUMS("sum", (messages,), (receivers, num_nodes)) / counts
-        # [edges, *features]; what keeps the digits
-        centred = messages - SUMS("spread", (mean,), (receivers, num_nodes))
-        values += [mean, SUMS("sum", (centred.square(),), (receivers, num_nodes)) / counts]
+    counts = counts_of(receivers, num_nodes, messages)
+    mean = SUMS("sum", (messages,), (receivers, num_nodes)) / counts
+    # [edges, *features]; what keeps the digits
+    centred = messages - SUMS("spread", (mean,), (receivers, num_nodes))
+    variance = SUMS("sum", (centred.square(),), (receivers, num_nodes)) / counts
+    low, high = (extreme(messages, receivers, num_nodes, which) for which in ("amin", "amax"))
+    return mean, variance, low, high
+
+
+def extreme(messages: Tensor, receivers: Tensor, num_nodes: int, which: str) -> Tensor:
+    """Return each node's extreme, ``amin`` or ``amax``, zeros without edges."""
     recorded = torch.is_grad_enabled() and messages.requires_grad
-    values += [
-        _Extreme.apply(messages, receivers, num_nodes, which, recorded)
-        for name, which in (("low", "amin"), ("high", "amax"))
-        if name in names
-    ]
-    return tuple(values)
+    value: Tensor = _Extreme.apply(messages, receivers, num_nodes, which, recorded)
+    return value
 
 
-def in_one_pass(messages: Tensor, receivers: Tensor, num_nodes: int, names: tuple[str, ...]) -> tuple[Tensor, ...]:
+def in_one_pass(messages: Tensor, receivers: Tensor, num_nodes: int) -> tuple[Tensor, ...]:
     """The compiled pass where it serves, else plain torch."""
     if not cpu.serves_segments(messages, receivers, num_nodes):
-        return composed(messages, receivers, num_nodes, names)
-    return tuple(STATISTICS_OPS[names]((messages,), (receivers, num_nodes)))
+        return composed(messages, receivers, num_nodes)
+    return tuple(_Loops.apply(messages, (receivers, num_nodes)))
 
 
-def in_triton(messages: Tensor, receivers: Tensor, num_nodes: int, names: tuple[str, ...]) -> tuple[Tensor, ...]:
-    """All in one pass; the largest alone, and long rows, in plain torch."""
-    if names == HIGH or may_be_long(segment_order(receivers, num_nodes)):
-        return composed(messages, receivers, num_nodes, names)
+def in_triton(messages: Tensor, receivers: Tensor, num_nodes: int) -> tuple[Tensor, ...]:
+    """All in one pass; long rows in plain torch."""
+    if may_be_long(segment_order(receivers, num_nodes)):
+        return composed(messages, receivers, num_nodes)
     recorded = torch.is_grad_enabled() and messages.requires_grad
     return tuple(_Statistics.apply(messages, receivers, num_nodes, recorded))
 
@@ -91,34 +81,63 @@ def counts_of(receivers: Tensor, num_nodes: int, like: Tensor) -> Tensor:
     return counts.clamp_min(1).to(like.dtype).view(-1, *[1] * (like.dim() - 1))
 
 
-def _second_derivatives(record: CallRecord, segments: Segments, names: tuple[str, ...]) -> Tensors:
-    """Return the gradients of the gradient, which is linear in its input."""
-    messages, *others = record.tensors
-    values, inputs = (dict(zip(names, part)) for part in (others[: len(names)], others[len(names) :]))
-    u = record.incoming[0]
-    assert messages is not None and u is not None
-    counts = counts_of(*segments, u)
+class _Loops(Function):
+    """Statistics by compiled loops."""
 
-    def mean(values: Tensor) -> Tensor:
-        return SUMS("sum", (values,), segments) / counts
+    @staticmethod
+    def forward(ctx: Any, messages: Tensor, segments: Segments) -> tuple[Tensor, ...]:
+        values = cpu.statistics(messages, segments)
+        ctx.save_for_backward(messages, *values)
+        ctx.segments = segments
+        ctx.set_materialize_grads(False)
+        return values
 
-    def centred(values: Tensor) -> Tensor:
-        return values - SUMS("spread", (mean(values),), segments)
+    @staticmethod
+    def backward(ctx: Any, *incoming: Tensor | None) -> tuple[Tensor | None, ...]:
+        if all(one is None for one in incoming):
+            return None, None
+        messages, *values = ctx.saved_tensors
+        mean, _, low, high = (value.detach() for value in values)
+        return _LoopsGradient.apply(ctx.segments, messages, mean, low, high, *incoming), None
 
-    gradients: dict[str, Tensor | None] = {}
-    for name, arrived in inputs.items():
-        if arrived is None:
-            gradients[name] = None
-        elif name == "mean":
-            gradients[name] = mean(u)
-        elif name == "variance":
-            gradients[name] = 2 * mean(u * centred(messages))
-        else:
-            winner = form_on(HOLDERS, u.device.type)(messages.detach(), values[name], segments)
-            gradients[name] = WINNERS("from winner", (u,), (winner, messages.shape[0]))
-    spread = inputs.get("variance")
-    of_messages = None if spread is None else 2 * SUMS("spread", (spread / counts,), segments) * centred(u)
-    return of_messages, *[None] * len(names), *gradients.values()
+
+class _LoopsGradient(Function):
+    """Gradient of messages, which is linear in those of the results."""
+
+    @staticmethod
+    def forward(ctx: Any, segments: Segments, messages: Tensor, *values: Tensor | None) -> Tensor:
+        ctx.save_for_backward(messages, *values)
+        ctx.segments = segments
+        return cpu.statistics_gradient(segments, messages, *values)
+
+    @staticmethod
+    def backward(ctx: Any, u: Tensor) -> tuple[Tensor | None, ...]:
+        messages, _, low, high, to_mean, to_variance, to_low, to_high = ctx.saved_tensors
+        segments: Segments = ctx.segments
+        counts = counts_of(*segments, u)
+
+        def mean(values: Tensor) -> Tensor:
+            return SUMS("sum", (values,), segments) / counts
+
+        def centred(values: Tensor) -> Tensor:
+            return values - SUMS("spread", (mean(values),), segments)
+
+        def at_holders(value: Tensor) -> Tensor:
+            winner = form_on(HOLDERS, u.device.type)(messages.detach(), value, segments)
+            return WINNERS("from winner", (u,), (winner, messages.shape[0]))
+
+        of_messages = (
+            None if to_variance is None else 2 * SUMS("spread", (to_variance / counts,), segments) * centred(u)
+        )
+        return (
+            None,
+            of_messages,
+            *(None, None, None),
+            None if to_mean is None else mean(u),
+            None if to_variance is None else 2 * mean(u * centred(messages)),
+            None if to_low is None else at_holders(low),
+            None if to_high is None else at_holders(high),
+        )
 
 
 class _Extreme(Function):
@@ -136,7 +155,8 @@ class _Extreme(Function):
         else:
             value = scattered_extreme(messages, receivers, num_nodes, which)
             if recorded:
-                ctx.save_for_backward(first_holders(messages, value, (receivers, num_nodes)))
+                holders = form_on(HOLDERS, messages.device.type)
+                ctx.save_for_backward(holders(messages, value, (receivers, num_nodes)))
         ctx.edges = messages.shape[0]
         return value
 
@@ -219,31 +239,4 @@ class _StatisticsGradient(Function):
         )
 
 
-def _statistics_op(names: tuple[str, ...]) -> Nonlinear:
-    """Return the named statistics by compiled loops, whose gradient is an op."""
-
-    def gradient_by_loop(messages: Tensor, *rest: Any) -> Tensor | None:
-        *inputs, segments = rest
-        operands, incoming = inputs[: len(names)], inputs[len(names) :]
-        return cpu.statistics_gradient(messages, segments, dict(zip(names, operands)), dict(zip(names, incoming)))
-
-    gradient = Nonlinear(
-        name="statistics_gradient_of_" + "_".join(names),
-        forms={ANYWHERE: gradient_by_loop},
-        gradients=lambda record, segments: _second_derivatives(record, segments, names),
-    )
-
-    def first_derivatives(record: CallRecord, segments: Segments) -> Tensors:
-        values = (None if value is None else value.detach() for value in record.results)
-        return (gradient((*record.tensors, *values, *record.incoming), segments),)
-
-    return Nonlinear(
-        name="statistics_" + "_".join(names),
-        forms={ANYWHERE: lambda messages, segments: cpu.statistics(messages, segments, names)},
-        gradients=first_derivatives,
-    )
-
-
 HOLDERS = forms_of(first_holders, cpu.holders)
-STATISTICS_OPS: Mapping[tuple[str, ...], Nonlinear] = {names: _statistics_op(names) for names in (EVERY, HIGH)}
-"""The statistics that are asked for together."""

@@ -4,7 +4,7 @@ No array of edges x channels is made on the way to nodes. Sums run in the order 
 every machine and with any number of threads (the loops use one).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -212,29 +212,18 @@ def serves_segments(messages: Tensor, receivers: Tensor, num_nodes: int) -> bool
     return call("ascends", (receivers,), (receivers.shape[0], num_nodes))
 
 
-def statistics(messages: Tensor, segments: tuple[Tensor, int], names: tuple[str, ...]) -> tuple[Tensor, ...] | None:
-    """Return the named ones of mean, variance, low and high."""
-    if not serves_segments(messages, *segments):
-        return None
-    values = {name: messages.new_empty(segments[1], *messages.shape[1:]) for name in names}
-    outs = [values.get(name) for name in ("mean", "variance", "low", "high")]
+def statistics(messages: Tensor, segments: tuple[Tensor, int]) -> tuple[Tensor, ...]:
+    """Return mean, variance, least and largest of messages that ``serves_segments`` accepts."""
+    outs = [messages.new_empty(segments[1], *messages.shape[1:]) for _ in range(4)]
     call("statistics", (messages, segments[0]), _sizes(messages, segments[1]), *outs)
-    return tuple(values.values())
+    return tuple(outs)
 
 
-def statistics_gradient(
-    messages: Tensor,
-    segments: tuple[Tensor, int],
-    operands: Mapping[str, Tensor | None],
-    incoming: Mapping[str, Tensor | None],
-) -> Tensor | None:
-    """Return the gradient of messages from those of their statistics."""
-    if not serves_segments(messages, *segments):
-        return None
+def statistics_gradient(segments: tuple[Tensor, int], messages: Tensor, *values: Tensor | None) -> Tensor:
+    """Return the gradient of messages from mean, least, largest and the gradients of their statistics."""
     out, spare = _dense_like(messages), messages.new_empty(2, _width(messages))
-    arrays = [operands.get(name) for name in ("mean", "low", "high")]
-    arrays += [incoming.get(name) for name in ("mean", "variance", "low", "high")]
-    return _run("statistics_gradient", (messages, segments[0], *arrays), _sizes(messages, segments[1]), spare, out)
+    arrays = (messages, segments[0], *values)
+    return _run("statistics_gradient", arrays, _sizes(messages, segments[1]), spare, out)
 
 
 def holders(messages: Tensor, value: Tensor, segments: tuple[Tensor, int]) -> Tensor | None:
