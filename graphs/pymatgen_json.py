@@ -132,6 +132,7 @@ def _structure(table: dict[str, Any], where: str) -> Any:
         pbc=lattice and lattice.get("pbc", True),
         positions=None if lattice and "abc" in sites[0] else [site["xyz"] for site in sites],
         scaled_positions=[site["abc"] for site in sites] if lattice and "abc" in sites[0] else None,
+        info={key: table[key] for key in ("charge", "spin_multiplicity") if table.get(key) is not None},
     )
     for name in dict.fromkeys(name for site in sites for name in site.get("properties") or ()):
         values = [(site.get("properties") or {}).get(name) for site in sites]
