@@ -14,7 +14,7 @@ from hydragnn.base.limits import check_readable
 from hydragnn.base.places import distinct_names
 from hydragnn.datasets.sources.base import LEAD, RUN, TIME, BuildSettings, Make
 from hydragnn.datasets.sources.fields import FieldSettings
-from hydragnn.datasets.sources.meshio_files import reading, xml_of
+from hydragnn.datasets.sources.meshio_files import read_abaqus, reading, xml_of
 from hydragnn.datasets.sources.table_files import stack_rows
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.pymatgen_json import read_json
@@ -223,6 +223,8 @@ def read_mesh(path: Path) -> Any:
         raise InputError(
             f"{path} has several frames, zones or pieces, of which meshio reads one; write each as a file of its own"
         )
+    if path.suffix == ".inp":
+        return read_abaqus(path)
     with reading(path):
         if path.suffix in XDMF:
             _check_parts(path)

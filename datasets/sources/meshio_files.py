@@ -1,6 +1,7 @@
 """Files that meshio reads, and image data of VTK."""
 
 import lzma
+import re
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
@@ -14,6 +15,8 @@ from numpy.typing import NDArray
 
 from hydragnn.base.errors import InputError
 from hydragnn.base.limits import Unpacker
+
+PLANE = {"3": "CPS3", "4": "CPS4", "6": "CPE6"}
 
 
 @contextmanager
@@ -41,6 +44,21 @@ def xml_of(path: Path) -> ElementTree.Element:
     if b"<!ENTITY" in content.replace(b"\0", b""):
         raise ValueError("it declares entities")
     return ElementTree.fromstring(content)
+
+
+def read_abaqus(path: Path) -> Any:
+    """Return the mesh of an Abaqus input; InputError for several meshes."""
+    from meshio.abaqus._abaqus import read_buffer
+
+    text = re.sub(r"(?m)^\*\*.*\n", "", path.read_text(encoding="latin-1"))  # comments, at which meshio ends a block
+    if re.search(r"(?im)^\*include", text) or len(re.findall(r"(?im)^\*node\s*(?:,|$)", text)) != 1:
+        raise InputError(f"{path} has no nodes, or several blocks or files of them; write one mesh into one file")
+    sets = re.findall(r"(?im)^\*(?:elset|nset|element)\b.*?\b([en]lset\s*=[^,\n]+)", text)
+    if twice := {one for one in sets if sets.count(one) > 1}:  # meshio has the last part alone
+        raise InputError(f"{path} writes {min(twice)} in several parts; write each set once")
+    plane = r"(?im)^(\*element\b.*type\s*=\s*)CP[ES]([346])\w*"  # strain or stress; meshio knows one name for each form
+    with reading(path):
+        return read_buffer(StringIO(re.sub(plane, lambda one: one[1] + PLANE[one[2]], text)))
 
 
 def read_vti(path: Path, array: str | None = None) -> tuple[NDArray[Any], list[float]]:

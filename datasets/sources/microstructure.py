@@ -15,6 +15,7 @@ from pydantic import Field as Setting
 
 from hydragnn.base.errors import InputError, MissingPackageError
 from hydragnn.datasets.sources.base import BuildSettings, Make
+from hydragnn.datasets.sources.meshio_files import read_abaqus
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Field
 from hydragnn.graphs.orientations import INVERSE, LAUE, from_bunge, grains_of_map, mean_orientations, with_orientations
@@ -32,8 +33,6 @@ NEPER = {name: name for name in LAUE} | {"cubic": "m-3m", "hexagonal": "6/mmm", 
 
 LENGTHS = {5: 1e-3, 6: 1.0, 7: 1e3, 100: 1.0, 101: 1.0}
 """Micrometres of DREAM.3D's units. Metres, its default that few files mean, and odd units are asked for."""
-
-PLANE = {"3": "CPS3", "4": "CPS4", "6": "CPE6"}
 
 
 class MicrostructureBuild(BuildSettings):
@@ -366,14 +365,7 @@ def _lists(words: list[str], more: int) -> list[list[int]]:
 
 def read_inp(path: Path, settings: MicrostructureBuild) -> GraphBatch:
     """Return the element sets of an Abaqus input as grains."""
-    from meshio.abaqus._abaqus import read_buffer
-
-    content = path.read_text(encoding="latin-1")
-    text = content.upper()
-    if "*INCLUDE" in text or len(re.findall(r"(?m)^\*NODE\s*(?:,|$)", text)) != 1:
-        raise InputError(f"{path} has no nodes, or several blocks or files of them; write one mesh into one file")
-    plane = r"(?im)^(\*element\b.*type\s*=\s*)CP[ES]([346])\w*"  # strain or stress; meshio knows one name for each form
-    mesh = read_buffer(StringIO(re.sub(plane, lambda one: one[1] + PLANE[one[2]], content)))
+    mesh = read_abaqus(path)
     dim, owner = max(block.dim for block in mesh.cells), []
     names = [name for name in mesh.cell_sets if fnmatch(name, settings.sets)]
     for number, block in enumerate(mesh.cells):

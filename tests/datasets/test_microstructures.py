@@ -299,6 +299,9 @@ def test_element_sets_are_grains(tmp_path: Path) -> None:
     graph = build(tmp_path, "a.inp", sets="GRAIN*")
     assert graph["volume"].tolist() == pytest.approx([2.0, 1.0]) and graph["area"].tolist() == pytest.approx([1.0, 1.0])
     assert graph.positions[:, 2].tolist() == pytest.approx([1.0, 2.5]) and "misorientation" not in graph.fields
+    (tmp_path / "b.inp").write_text((IN_INP + SETS).replace("\n2,", "\n** a comment\n2,"))
+    assert build(tmp_path, "b.inp")["volume"].tolist() == pytest.approx([2.0, 1.0])
+    assert built(tmp_path, kind="mesh", files=["b.inp"]).num_nodes == 16
 
 
 @pytest.mark.parametrize("element", ["CPE4", "CPE4R", "CPS4I", "CPE3"])
@@ -394,7 +397,8 @@ DAMAGED: dict[str, tuple[str, Callable[[str], str], dict[str, Any], str]] = {
     "sets overlap": ("inp", lambda text: text + "*Elset, elset=ALL, generate\n1, 3, 1\n", {}, "is in the sets ['GRAIN-1', 'ALL'], not in one"),
     "elements are left out": ("inp", lambda text: text.replace("1, 2\n*Elset", "1\n*Elset"), {}, "is in the sets [], not in one"),
     "several parts": ("inp", lambda text: text + "*Node\n1, 0, 0, 0\n", {}, "several blocks or files of them"),
-    "unknown elements": ("inp", lambda text: text.replace("C3D8", "C3D99"), {}, "is damaged or incomplete"),
+    "unknown elements": ("inp", lambda text: text.replace("C3D8", "C3D99"), {}, "cannot be read by meshio (ReadError: Element type"),
+    "a set in two parts": ("inp", lambda text: text + "*Elset, elset=GRAIN-2\n1\n", {}, "writes elset=GRAIN-2 in several parts"),
 }  # fmt: skip
 
 
