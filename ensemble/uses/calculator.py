@@ -107,17 +107,6 @@ class EnsembleCalculator(Calculator):
         keys = {one.name: self.structures.key(atoms, one) for one in self.structures.fields}
         return {one.name: (keys[one.name], value_on(atoms, one, keys[one.name])) for one in self.structures.fields}
 
-    def _predicted(self, atoms: Atoms) -> Predictions:
-        """Return a structure's prediction, by the CPU's neighbours if a GPU fails."""
-        try:
-            return self.ensemble.predict_checked(self._graph(atoms))
-        except RuntimeError as error:
-            if self.moving.neighbours.device.type == "cpu":
-                raise
-            print_note(f"graphs of structures are made on the CPU: {error}")
-            self.moving = MovingStructure(self.structures)
-            return self.ensemble.predict_checked(self._graph(atoms))
-
     def _graph(self, atoms: Atoms) -> GraphBatch:
         """Return a structure's graph, with a new geometry alone where possible."""
         if _changed(self._made_of, self.values):
@@ -180,7 +169,7 @@ class EnsembleCalculator(Calculator):
             self.errors.clear()
         self.results = CalculatorResults()  # not those of another structure, if this one fails
         self.values = deepcopy(self._read(self.atoms))  # copies of atoms share what info holds
-        predictions = self._predicted(self.atoms)
+        predictions = self.ensemble.predict_checked(self._graph(self.atoms))
         if predictions.status[0] != "ok":
             raise InputError(f"the structure cannot be predicted: {predictions.status[0]}")
         self.errors.append(self._error(predictions))
