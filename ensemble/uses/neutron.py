@@ -102,6 +102,8 @@ class NeutronSpectrum:
                 raise InputError(f"{pair!s:.60} is no pair; give the spectrum of another crystal and its reference")
             if pair[0].model != self.model or _are_equal(pair[0].crystals[0], self.crystals[0]):
                 raise InputError("only spectra of the same ensemble on other crystals calibrate; leave this one out")
+            if pair[0].settings["width"] != self.settings["width"]:
+                raise InputError("spectra of another width have other errors; give all the same width")
         scores = {what: np.concatenate([own._scores(truth, what) for own, truth in pairs]) for what in self.members}
         factors = {what: float(np.quantile(one, level)) for what, one in scores.items()}
         return replace(self, factors=factors, level=level)

@@ -199,6 +199,7 @@ def test_a_band_holds_as_often_as_it_says_on_other_crystals(level: float, tmp_pa
         ("level between 0 and 1", OWN.calibrated, [[drawn(1)], 90.0]),
         ("on other crystals", OWN.calibrated, [[drawn(0)]]),
         ("on other crystals", OWN.calibrated, [[(replace(OWN, crystals=(CUBIC, CUBIC)), TRUTH)]]),
+        ("give all the same width", replace(OWN, settings=OWN.settings | {"width": 0.3}).calibrated, [[drawn(1)]]),
         ("is no pair", OWN.calibrated, [drawn(1)]),
         ("is no pair", OWN.calibrated, [[(*drawn(1), TRUTH)]]),
         ("is no spectrum; make it with", OWN.calibrated, [[(drawn(1)[0], "DFT")]]),
