@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from pydantic import Field as Setting
 
-from hydragnn.base.errors import InputError, MissingPackageError
+from hydragnn.base.errors import InputError, MissingPackageError, print_note
 from hydragnn.datasets.sources.base import BuildSettings, Make
 from hydragnn.datasets.sources.meshio_files import read_abaqus
 from hydragnn.graphs.batch import GraphBatch
@@ -66,7 +66,10 @@ class MicrostructureBuild(BuildSettings):
 
     def makers(self) -> Iterator[Make]:
         """Yield a maker for each file; InputError names the file."""
-        for path, name in self.named_files():
+        files = self.named_files()
+        if len({path.suffix.lower() for path, _ in files} & {".ctf", ".ang"}) > 1:
+            print_note(".ctf and .ang usually have other axes of sample and crystal, which orientation_features mix")
+        for path, name in files:
             yield partial(self._graph, path, name)
 
     def _graph(self, path: Path, name: str) -> GraphBatch:

@@ -112,7 +112,7 @@ def check_bicrystal(graph: GraphBatch, length: float, volume: float) -> None:
     assert [CHARACTERS[one] for one in graph["character"]] == ["sigma 3"] * 2
 
 
-def test_a_twin_is_a_twin_in_every_format(tmp_path: Path) -> None:
+def test_a_twin_is_a_twin_in_every_format(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     angles = bicrystal()
     ctf(tmp_path / "a.ctf", angles)
     ang(tmp_path / "a.ang", angles)
@@ -124,7 +124,9 @@ def test_a_twin_is_a_twin_in_every_format(tmp_path: Path) -> None:
         in_nanometres = {"spacing": [500, 500, 2000], "unit": 5}
         dream3d(tmp_path / "a.dream3d", np.stack([angles] * 3, axis=2), None, newer, **in_nanometres)
         check_bicrystal(build(tmp_path, "a.dream3d"), 2.0 * 6.0, 3.0 * 6.0)
-    assert build(tmp_path, "a.ctf").fields["volume"].unit == "um^2"
+    assert build(tmp_path, "a.ctf").fields["volume"].unit == "um^2" and "other axes" not in capsys.readouterr().err
+    assert build(tmp_path, "a.*g").num_nodes == 2 and built(tmp_path, kind="microstructure", files=["a.ctf", "a.ang"])
+    assert "usually have other axes" in capsys.readouterr().err
 
 
 ORIX = {"2/m": symmetry.C2y, "112/m": symmetry.C2z, "-31m": symmetry.D3y}
