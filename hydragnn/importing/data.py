@@ -108,10 +108,12 @@ def _reading_in(batch: GraphBatch, reading: Reading, settings: FrozenSettings) -
     """Return the reading of graphs; InputError where they lack a variable."""
     variables = list[Variable]()
     of_x = [one for one in reading.inputs if one.key == "x"]
+    packed = [name for name in batch.fields if re.fullmatch(r"y_\d+", name)]
     narrow = "x" in batch.fields and batch.fields["x"].width == len(of_x)
+    narrow &= bool(packed) or any((one.first or 0) >= len(of_x) for one in of_x)  # else columns are selected at reading
     for place, one in enumerate(of_x if narrow else ()):  # columns that were selected when the set was made
         of_x[place] = replace(one, first=place)
-    heads = [] if settings.interatomic else [name for name in batch.fields if re.fullmatch(r"y_\d+", name)]
+    heads = [] if settings.interatomic else packed
     if heads and len(heads) != len(reading.outputs):
         raise InputError(f"y packs {len(heads)} outputs, and the model has {len(reading.outputs)}")
     outputs = [replace(one, key=key, first=None) for key, one in zip(heads, reading.outputs)] or reading.outputs

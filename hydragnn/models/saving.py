@@ -25,6 +25,8 @@ BRANCHED = 3
 """Version of models with several branches."""
 STIFF = 4
 """Version of models with a stiffness, which earlier programs would leave out."""
+SMALL = 256
+"""Size that a description may ask for, however few weights there are."""
 CHECKSUM = "sha256"
 """Key of the checksum of numbers in the weights' file: in itself, so that no reader sees one without the other."""
 
@@ -159,7 +161,7 @@ def _check_size(descriptions: Sequence[ModelDescription], weights: Mapping[str, 
     """Raise InputError where sizes exceed the weights, before anything is allocated."""
     count = sum(value.numel() for value in weights.values())
     largest = max(_whole_numbers([_with_known_keys(description) for description in descriptions]), default=0)
-    if largest > count:
+    if largest > max(count, SMALL):
         raise InputError(f"{path} is damaged (it asks for {largest} of something, with {count} weights); copy it again")
 
 
