@@ -147,6 +147,11 @@ class FrozenSettings(pydantic.BaseModel, frozen=True, extra="ignore"):
     def _with_arithmetic(cls, table: dict[str, Any]) -> dict[str, Any]:
         return arithmetic_of(str(table.get("kind")), str(table.get("generation"))) | table
 
+    @property
+    def draws_anew(self) -> bool:
+        """Return True for a network of graph attributes with new weights in every pass."""
+        return self.kind == "GAT" and self.conditioning == "concat_node" and not self.global_attn_engine
+
     def required(self, name: str) -> Any:
         """Return a setting that this kind needs."""
         value, least = getattr(self, name), LEAST.get(name, 1)
@@ -159,16 +164,21 @@ class FrozenSettings(pydantic.BaseModel, frozen=True, extra="ignore"):
     @classmethod
     def from_config(cls, config: Any, weights: Mapping[str, Tensor]) -> "FrozenSettings":
         """Return those of a ``config.json`` and its checkpoint."""
+        settings = cls.unchecked(config, weights)
+        settings.check(weights)
+        return settings
+
+    @classmethod
+    def unchecked(cls, config: Any, weights: Mapping[str, Tensor]) -> "FrozenSettings":
+        """Return settings that may have no function."""
         try:
-            settings = cls.model_validate(table_of(config, weights))
+            return cls.model_validate(table_of(config, weights))
         except pydantic.ValidationError as error:
             raise InputError(f"config.json, Architecture: {first_problem(error)}") from None
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise InputError(
                 f"config.json is no configuration of the public HydraGNN: {type(error).__name__} {error!s:.80}"
             ) from None
-        settings.check(weights)
-        return settings
 
     def check(self, weights: Mapping[str, Tensor]) -> None:
         """Refuse what has no function, and sizes without weights."""
@@ -191,7 +201,7 @@ class FrozenSettings(pydantic.BaseModel, frozen=True, extra="ignore"):
             raise InputError(f"config.json: the arithmetic of {self.kind} in {self.generation} is not known")
         if self.pna_deg is not None and (min(self.pna_deg, default=-1) < 0 or not sum(self.pna_deg)):
             raise InputError("config.json: pna_deg are no numbers of nodes by their degree")
-        if self.kind == "GAT" and self.conditioning == "concat_node" and not self.global_attn_engine:
+        if self.draws_anew:
             raise InputError(
                 f"GAT with graph_attr_conditioning_mode = concat_node has no function ({FAILURE} 27): its code draws new weights in "
                 "every forward, since its layers differ in width; train it anew, with film"

@@ -1,7 +1,7 @@
 """Diagnosis: failures of the public HydraGNN that a run suffered."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Any, Literal
@@ -9,15 +9,19 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from hydragnn.frozen import FrozenGraph, FrozenModel, FrozenSettings
+from hydragnn.base.errors import InputError
+from hydragnn.frozen import FrozenGraph, FrozenSettings
 from hydragnn.frozen.kinds import EMBEDDING
-from hydragnn.frozen.settings import OLD
+from hydragnn.frozen.settings import ACTIVATIONS, FAILURE, OLD
 from hydragnn.importing.checkpoints import Checkpoint
+from hydragnn.importing.configuration import branches_of
 from hydragnn.importing.variables import Source
 
 Verdict = Literal["suffered", "not suffered", "cannot be told"]
 LATE = re.compile(r"(module\.)?(model\.)?graph_(conditioner|concat_projector|pool_projector)\.")
 """Names of networks that are made in the first forward pass."""
+OF_CONFIGURATION = (1, *range(6, 14), 19, 20, 22, 27, 28)
+"""Failures that a configuration alone may decide."""
 CLOSE, SMALL = 1e-4, 1e-5
 """Relative rounding of stored lengths, and of outputs."""
 CLEAR = 2
@@ -59,7 +63,8 @@ class Case:
 
     source: Source
     settings: FrozenSettings
-    module: FrozenModel
+    module: Any
+    """Frozen model; None of a configuration alone."""
     checkpoint: Checkpoint
     file: str
     """Name of the checkpoint."""
@@ -137,6 +142,8 @@ class Case:
     @rule(1, "attention mixes the graphs of a batch", "no attention of GPS")
     def _mixed_attention(self) -> Answer:
         evidence = 'global_attn_engine = "GPS": each prediction depends on the other graphs of its batch'
+        if self.training.get("batch_size") == 1:
+            return "not suffered", "batch_size = 1: no batch had another graph"
         if len(self.alone) < 2:
             return self.settings.global_attn_engine == "GPS" and evidence
         alone = [self.outputs(graph) for graph in self.alone]
@@ -203,7 +210,9 @@ class Case:
 
     @rule(10, "an unknown activation or loss becomes None", "activation and loss are there")
     def _unknown(self) -> Answer:
-        loss = self.source.loss  # activations are refused, with this number
+        loss, activation = self.source.loss, self.settings.activation_function
+        if activation not in ACTIVATIONS:  # of a configuration alone, as in 13 and 27: checkpoints are refused
+            return f"activation_function = {activation}"
         return loss not in ("mse", "mae", "rmse", "GaussianNLLLoss") and f"loss_function_type = {loss}"
 
     @rule(11, "a configuration without an optimizer fails", "Training has an Optimizer")
@@ -223,7 +232,9 @@ class Case:
 
     @rule(13, "MACE uses the first correlation of a list, and its Gaussian loss fails", "no list of several", "MACE")
     def _correlation(self) -> Answer:
-        correlation = self.architecture.get("correlation")  # the loss is refused, with this number
+        correlation = self.architecture.get("correlation")
+        if self.settings.variance:
+            return "loss_function_type = GaussianNLLLoss"
         return isinstance(correlation, list) and len(set(correlation)) > 1 and f"correlation = {correlation}"
 
     @rule(14, "PaiNN gives NaN where two nodes coincide", "no edge of length zero made weights NaN", "PAINN")
@@ -261,6 +272,8 @@ class Case:
         with_lone = torch.isin(graph.batch[graph.edge_index[0]], graph.batch[~near])  # of edges
         most = f"up to {float(lengths.max()):.4g}, the radius is {radius}"
         found = number_of(long & with_lone, f"are longer than the radius, where a node has none within it: {most}")
+        if found and (long & ~with_lone).any():
+            return "cannot be told", f"edges are longer than the radius also where no node is alone: {most}"
         return found or ("not suffered", f"no edge beyond the radius lies in a graph with a lone node: {most}")
 
     @rule(17, "nodes sum at the other end of edges that were cut off", "none was", "EGNN", "PAINN", "PNAEq", data=True)
@@ -368,9 +381,12 @@ class Case:
         return (settings.squared_distances or moves) and self.measured(evidence, *flags, arithmetic="with today's")
 
     @rule(4, "a checkpoint of shards holds those of one rank", "every tensor is there, in its full size")
-    @rule(27, "a network of graph attributes is drawn anew in every pass", "its network is kept, or there is none")
-    def _refused(self) -> Answer:
+    def _shards(self) -> Answer:
         return False  # such files are refused, with this number
+
+    @rule(27, "a network of graph attributes is drawn anew in every pass", "its network is kept, or there is none")
+    def _drawn_anew(self) -> Answer:
+        return self.settings.draws_anew and "GAT with graph_attr_conditioning_mode = concat_node"
 
     @rule(28, "hidden layers of convolutional node heads do nothing", "all layers act, or there are none")
     def _idle_layers(self) -> Answer:
@@ -384,10 +400,11 @@ class Case:
         return old and number_of(self.graph.edge_index[0] == self.graph.edge_index[1], "join a node with itself")
 
 
-def diagnose(case: Case) -> list[Finding]:
-    """Return the finding of every failure, in the order of their numbers."""
+def diagnose(case: Case, numbers: Sequence[int] = range(1, 30)) -> list[Finding]:
+    """Return the findings of failures by their numbers."""
     findings, kind = [], case.settings.kind
-    for number, (name, otherwise, kinds, data, function) in sorted(RULES.items()):
+    for number in numbers:
+        name, otherwise, kinds, data, function = RULES[number]
         if kinds and kind not in kinds:
             answer: Answer = "not suffered", f"{kind} is not {' or '.join(kinds)}"
         elif data and case.graph is None:
@@ -397,6 +414,20 @@ def diagnose(case: Case) -> list[Finding]:
         verdict, evidence, *size = answer if isinstance(answer, tuple) else ("suffered", str(answer))
         findings.append(Finding(number=number, name=name, verdict=verdict, evidence=evidence, size="".join(size)))
     return findings
+
+
+def diagnose_configuration(source: Source) -> Iterator[str]:
+    """Yield sentences on failures that a configuration alone decides."""
+    try:  # with two attributes of graphs, as in the published sets
+        settings = FrozenSettings.unchecked(source.table, {"graph_concat_projector.weight": torch.zeros(1, 3)})
+    except InputError as error:
+        yield f"of failures nothing is told: {error}"
+        return
+    checkpoint = Checkpoint({}, None, 0)
+    case = Case(source=source, settings=settings, module=None, checkpoint=checkpoint, file="", began={}, branches=branches_of(source))
+    for one in diagnose(case, OF_CONFIGURATION):
+        if one.verdict == "suffered":
+            yield f"{FAILURE} {one.number}: {one.name} ({one.evidence})"
 
 
 def largest_change(first: Sequence[Tensor], second: Sequence[Tensor]) -> float:

@@ -17,11 +17,12 @@ from hydragnn.ensemble.building.build import LOCK, build_ensemble, check_out, di
 from hydragnn.graphs.field import ATOMIC_NUMBERS
 from hydragnn.importing.configuration import import_configuration, toml
 from hydragnn.importing.data import cause_of_nan, with_data, write_data
-from hydragnn.importing.diagnosis import Finding, diagnose
+from hydragnn.importing.diagnosis import Finding, diagnose, diagnose_configuration
 from hydragnn.importing.evidence import case_of
 from hydragnn.importing.finding import find_data, find_models
 from hydragnn.importing.runs import TUNE, Imported, imported_models, parts_of, write_run, write_tuning
 from hydragnn.importing.trials import RESULTS, best, losses_of, results_text
+from hydragnn.importing.variables import Source
 from hydragnn.training.evaluate import Metrics
 
 WRITERS = {
@@ -191,8 +192,9 @@ def _import_configuration(path: Path, out: Path) -> Import:
         f"{builds} --set 'files=[\"{file}\"]' --out {out / branch['data']['store']}"
         for file, branch in zip(files.build["files"], branches)
     ] or [f"{builds} --out {out / files.run['data']['store']}"]
+    notes = [*files.notes, *diagnose_configuration(Source(read_json(path), path))]
     commands, words = [*commands, f"hydragnn train {out / 'run.toml'} --out RUN"], "a configuration names them"
-    return Import(out=out, source=str(path.resolve()), models=(), data=words, left_out=files.notes, next=commands)
+    return Import(out=out, source=str(path.resolve()), models=(), data=words, left_out=notes, next=commands)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

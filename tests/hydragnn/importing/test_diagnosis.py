@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 from hydragnn.base.errors import InputError
 from hydragnn.frozen import FrozenGraph, FrozenModel, FrozenSettings, build, of_branch
 from hydragnn.frozen.kinds import KINDS
-from hydragnn.frozen.settings import Head, Networks
+from hydragnn.frozen.settings import FAILURE, Head, Networks
 from hydragnn.importing.checkpoints import Checkpoint, read_checkpoint
 from hydragnn.importing.diagnosis import RULES, Case, Finding, diagnose
 from hydragnn.importing.evidence import numbers_of_seed
@@ -37,6 +37,7 @@ YES, NO, UNKNOWN = "suffered", "not suffered", "cannot be told"
 FOLDERS = {folder.name: folder for folder in folders()}
 HEAD = {"num_headlayers": 1, "dim_headlayers": [4], "type": "mlp"}
 NAMES = ["graph_convs.0.weight"]
+HEADS = run_config()["NeuralNetwork"]["Architecture"]["output_heads"]
 
 
 def two(**head: Any) -> list[dict[str, Any]]:
@@ -125,6 +126,7 @@ def chosen(inputs: list[int], index: int, level: str) -> dict[str, Any]:
 
 
 LONG = ring(pos=ring().pos * 9)
+HALF_LONG = ring(pos=torch.cat([LONG.pos[:3], ring().pos[3:]]))
 ONE_WAY = ring(edge_index=ring().edge_index[:, 1:])
 COINCIDENT = ring(pos=torch.zeros(6, 3))
 SELF = ring(edge_index=torch.tensor([[0, 1], [0, 1]]))
@@ -152,6 +154,7 @@ def labels_of(graph: FrozenGraph) -> torch.Tensor:
 ROWS: list[tuple[int, dict[str, Any], FrozenSettings, dict[str, Any], str]] = [
     (1, architecture(**MIXED), settings_of(**MIXED), data(**BOTH), YES),
     (1, architecture(**MIXED), settings_of(**MIXED), {}, YES),
+    (1, training(batch_size=1), settings_of(**MIXED), data(**BOTH), NO),
     (1, {}, gin, data(), NO),
     (2, {}, settings_of(**CONDITIONED), {"began": {"graph_conditioner.0.weight": True}, "optimized": 99}, YES),
     (2, {}, settings_of(**CONDITIONED), {"optimized": 4}, YES),
@@ -219,6 +222,7 @@ ROWS: list[tuple[int, dict[str, Any], FrozenSettings, dict[str, Any], str]] = [
     (15, chosen([0, 1], 0, "graph"), gin, {}, NO),
     (16, {}, gin, data(graph=LONG), YES),
     (16, {}, settings_of(radius=1.2), data(), NO),
+    (16, {}, settings_of(radius=1.2), data(graph=HALF_LONG), UNKNOWN),
     (16, {}, gin, {}, UNKNOWN),
     (17, {}, egnn, data(graph=ONE_WAY), YES),
     (17, {}, egnn, data(), NO),
@@ -298,6 +302,27 @@ def test_files_tell_what_they_suffered(
     )
 
 
+@pytest.mark.parametrize(
+    ("changes", "train", "numbers"),
+    [
+        ({}, {}, []),
+        ({"output_heads": {"node": two()}, "output_type": ["node"], "output_dim": [3]}, {}, [7]),
+        ({"output_heads": {"graph": HEADS["graph"], "node": two(type="conv")}}, {}, [8]),
+        ({"activation_function": "gelu"}, {"Optimizer": None}, [10, 11]),
+        ({"mpnn_type": "MACE"}, {"loss_function_type": "GaussianNLLLoss"}, [13]),
+        ({"mpnn_type": "GAT", "use_graph_attr_conditioning": True}, {}, [22, 27]),
+    ],
+)
+def test_a_configuration_alone_tells_failures(
+    changes: dict[str, Any], train: dict[str, Any], numbers: list[int], tmp_path: Path
+) -> None:
+    config = run_config(**changes)
+    config["NeuralNetwork"]["Training"] |= {"Optimizer": {"type": "AdamW"}, **train}
+    (tmp_path / "some.json").write_text(json.dumps(config))
+    notes = import_folder(tmp_path / "some.json", tmp_path / "out").left_out
+    assert [int(one.split()[3].rstrip(":")) for one in notes if one.startswith(FAILURE)] == numbers
+
+
 def of_number(case: Case, number: int) -> Finding:
     return next(one for one in diagnose(case) if one.number == number)
 
@@ -357,7 +382,6 @@ def diverged(folder: Path, *zeros: str, **options: Any) -> None:
     write_pickles(folder / "set.pickle", sets)
 
 
-HEADS = run_config()["NeuralNetwork"]["Architecture"]["output_heads"]
 OLD_EGNN = {"mpnn_type": None, "model_type": "EGNN", "equivariance": True}
 OLD_EGNN |= {"output_heads": {level: one[0]["architecture"] for level, one in HEADS.items()}}
 RADIAL = {"mpnn_type": "PAINN", "num_radial": 3}
