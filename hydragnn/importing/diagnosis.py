@@ -424,7 +424,15 @@ def diagnose_configuration(source: Source) -> Iterator[str]:
         yield f"of failures nothing is told: {error}"
         return
     checkpoint = Checkpoint({}, None, 0)
-    case = Case(source=source, settings=settings, module=None, checkpoint=checkpoint, file="", began={}, branches=branches_of(source))
+    case = Case(
+        source=source,
+        settings=settings,
+        module=None,
+        checkpoint=checkpoint,
+        file="",
+        began={},
+        branches=branches_of(source),
+    )
     for one in diagnose(case, OF_CONFIGURATION):
         if one.verdict == "suffered":
             yield f"{FAILURE} {one.number}: {one.name} ({one.evidence})"
