@@ -14,7 +14,6 @@ from hydragnn.frozen import FrozenGraph, FrozenSettings
 from hydragnn.frozen.kinds import EMBEDDING
 from hydragnn.frozen.settings import ACTIVATIONS, FAILURE, OLD
 from hydragnn.importing.checkpoints import Checkpoint
-from hydragnn.importing.configuration import branches_of
 from hydragnn.importing.variables import Source
 
 Verdict = Literal["suffered", "not suffered", "cannot be told"]
@@ -416,7 +415,7 @@ def diagnose(case: Case, numbers: Sequence[int] = range(1, 30)) -> list[Finding]
     return findings
 
 
-def diagnose_configuration(source: Source) -> Iterator[str]:
+def diagnose_configuration(source: Source, branches: int) -> Iterator[str]:
     """Yield sentences on failures that a configuration alone decides."""
     try:  # with two attributes of graphs, as in the published sets
         settings = FrozenSettings.unchecked(source.table, {"graph_concat_projector.weight": torch.zeros(1, 3)})

@@ -15,7 +15,7 @@ from hydragnn.base.shown import Shown
 from hydragnn.datasets import GraphStore, open_store
 from hydragnn.ensemble.building.build import LOCK, build_ensemble, check_out, distinct_names, in_making
 from hydragnn.graphs.field import ATOMIC_NUMBERS
-from hydragnn.importing.configuration import import_configuration, toml
+from hydragnn.importing.configuration import branches_of, import_configuration, toml
 from hydragnn.importing.data import cause_of_nan, with_data, write_data
 from hydragnn.importing.diagnosis import Finding, diagnose, diagnose_configuration
 from hydragnn.importing.evidence import case_of
@@ -192,7 +192,8 @@ def _import_configuration(path: Path, out: Path) -> Import:
         f"{builds} --set 'files=[\"{file}\"]' --out {out / branch['data']['store']}"
         for file, branch in zip(files.build["files"], branches)
     ] or [f"{builds} --out {out / files.run['data']['store']}"]
-    notes = [*files.notes, *diagnose_configuration(Source(read_json(path), path))]
+    source = Source(read_json(path), path)
+    notes = [*files.notes, *diagnose_configuration(source, branches_of(source))]
     commands, words = [*commands, f"hydragnn train {out / 'run.toml'} --out RUN"], "a configuration names them"
     return Import(out=out, source=str(path.resolve()), models=(), data=words, left_out=notes, next=commands)
 
