@@ -422,16 +422,8 @@ def diagnose_configuration(source: Source, branches: int) -> Iterator[str]:
     except InputError as error:
         yield f"of failures nothing is told: {error}"
         return
-    checkpoint = Checkpoint({}, None, 0)
-    case = Case(
-        source=source,
-        settings=settings,
-        module=None,
-        checkpoint=checkpoint,
-        file="",
-        began={},
-        branches=branches_of(source),
-    )
+    files: Any = {"module": None, "checkpoint": Checkpoint({}, None, 0), "file": "", "began": {}}
+    case = Case(source=source, settings=settings, branches=branches, **files)
     for one in diagnose(case, OF_CONFIGURATION):
         if one.verdict == "suffered":
             yield f"{FAILURE} {one.number}: {one.name} ({one.evidence})"
