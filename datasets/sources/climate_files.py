@@ -125,11 +125,14 @@ def variable_of(data: Any, key: str, level: float | None, file: str) -> Variable
 
 def _valid(one: Any, where: str) -> Array:
     """Return the ends of valid values; whole numbers are packed as values are."""
-    ends = one.attrs.get("valid_range", [one.attrs.get("valid_min", -np.inf), one.attrs.get("valid_max", np.inf)])
+    held, low, high = np.dtype(one.encoding.get("dtype", float)), -np.inf, np.inf
+    if held.kind in "iu" and held.itemsize > 1 and not {"_FillValue", "missing_value"} & {*one.encoding}:
+        low, high = (np.iinfo(held).min + 2, high) if held.kind == "i" else (low, np.iinfo(held).max - 1)  # unwritten
+    ends = one.attrs.get("valid_range", [one.attrs.get("valid_min", low), one.attrs.get("valid_max", high)])
     kinds = {np.asarray(end).dtype.kind for end in ends if end not in (-np.inf, np.inf)}
     if len(ends) != 2 or not kinds <= {*"iuf"} or ends[0] > ends[1]:
         raise InputError(f"{where} has valid values from and to {ends}; write two numbers that rise, or none")
-    packed = kinds <= {*"iu"} and np.dtype(one.encoding.get("dtype", float)).kind in "iu"
+    packed = kinds <= {*"iu"} and held.kind in "iu"
     scale, offset = [one.encoding.get(key, k) if packed else k for k, key in ((1, "scale_factor"), (0, "add_offset"))]
     limits: Array = np.sort(np.asarray(ends, np.float64) * scale + offset)
     slack = np.maximum(NOISE * np.abs(limits), packed * abs(scale) / 2)

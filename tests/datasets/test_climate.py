@@ -65,27 +65,28 @@ def write(one: Any, path: Path, **more: Any) -> Path:
     return path
 
 
-VALID: list[tuple[dict[str, Any], dict[str, Any]]] = [
-    ({"valid_range": [-1.0, 1200.0]}, {}),
-    ({"valid_max": 1200.0}, {"dtype": "f4"}),
-    ({"valid_range": np.array([-20, 12000], "i2")}, {"dtype": "i2", "_FillValue": -32768, "scale_factor": 0.1}),
-    ({"valid_min": np.int16(-12000)}, {"dtype": "i2", "_FillValue": -32768, "scale_factor": -0.1}),
-    (
-        {"valid_range": [-1.0, 1200.0]},
-        {"dtype": "i2", "_FillValue": -32768, "scale_factor": 0.1},
-    ),  # floats are not packed
+FILL = {"dtype": "i2", "_FillValue": -32768}
+VALID: list[tuple[dict[str, Any], dict[str, Any], float]] = [
+    ({"valid_range": [-1.0, 1200.0]}, {}, 1300),
+    ({"valid_max": 1200.0}, {"dtype": "f4"}, 1300),
+    ({"valid_range": np.array([-20, 12000], "i2")}, {**FILL, "scale_factor": 0.1}, 1300),
+    ({"valid_min": np.int16(-12000)}, {**FILL, "scale_factor": -0.1}, 1300),
+    ({"valid_range": [-1.0, 1200.0]}, {**FILL, "scale_factor": 0.1}, 1300),  # floats are not packed
+    ({}, {"dtype": "i2", "scale_factor": 2.0}, 2 * -32767.0),  # where nothing was written
 ]
 
 
-@pytest.mark.parametrize(("attributes", "encoding"), VALID)
+@pytest.mark.parametrize(("attributes", "encoding", "odd"), VALID)
 def test_values_that_the_file_calls_invalid_lack(
-    attributes: dict[str, Any], encoding: dict[str, Any], tmp_path: Path
+    attributes: dict[str, Any], encoding: dict[str, Any], odd: float, tmp_path: Path
 ) -> None:
-    one = data()
-    one["t"].values[2] = np.where(np.arange(12) == 4, 1300, 1200)
+    one, later = data(), {**LATER, "optional": True}
+    one["t"].values[2] = np.where(np.arange(12) == 4, odd, 1200)
     one.t.attrs |= attributes
-    later = {**LATER, "optional": True}
-    _, graph = graphs(write(one, tmp_path / "a.nc", encoding={"t": encoding}), fields=[TEMPERATURE, later])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # packed without a fill value
+        path = write(one, tmp_path / "a.nc", encoding={"t": encoding})
+    _, graph = graphs(path, fields=[TEMPERATURE, later])
     assert graph["next"].isnan().sum() == 9 and float(graph["next"].nan_to_num(1200).min()) == pytest.approx(1200)
 
 
