@@ -5,12 +5,14 @@ Receivers may come in any order. On CUDA and ROCm the edges of a node are found 
 that last bits differ from run to run unless ``torch.use_deterministic_algorithms(True)``.
 """
 
+from typing import Any
+
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.autograd import Function
 
 from hydragnn.kernels.per_receiver import SUMS
-from hydragnn.kernels.softmax import Softmax
-from hydragnn.kernels.statistics import counts_of, extreme, statistics
+from hydragnn.kernels.statistics import Segments, counts_of, extreme, scattered_extreme, statistics
 
 
 def spread(values: Float[Tensor, "rows *features"], owners: Int[Tensor, " items"]) -> Float[Tensor, "items *features"]:
@@ -92,5 +94,29 @@ def segment_softmax(
     >>> segment_softmax(torch.tensor([1e4, 1e4, -5.0]), torch.tensor([0, 0, 1]), num_nodes=2)
     tensor([0.5000, 0.5000, 1.0000])
     """
-    shares: Tensor = Softmax.apply(scores, (receivers, num_nodes))
+    shares: Tensor = _Softmax.apply(scores, (receivers, num_nodes))
     return shares
+
+
+class _Softmax(Function):
+    """Softmax over the edges of a receiver, with derivatives of every order.
+
+    With row(a) the sum of a over the edges with the same receiver, y = exp(s) / row(exp(s)) and s' = y (u - row(y u)), made of ops.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, scores: Tensor, segments: Segments) -> Tensor:
+        receivers, num_nodes = segments
+        highest = scattered_extreme(scores, receivers, num_nodes, "amax")  # [nodes, *features]
+        exponentials = (scores - highest.index_select(0, receivers)).exp()
+        total = SUMS("sum", (exponentials,), segments)
+        shares: Tensor = exponentials / total.index_select(0, receivers)
+        ctx.save_for_backward(shares)
+        ctx.segments = segments
+        return shares
+
+    @staticmethod
+    def backward(ctx: Any, u: Tensor) -> tuple[Tensor, None]:
+        (y,) = ctx.saved_tensors
+        sums = SUMS("sum", (y * u,), ctx.segments)
+        return y * (u - SUMS("spread", (sums,), ctx.segments)), None
