@@ -4,7 +4,7 @@ import os
 import shutil
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
@@ -14,15 +14,13 @@ import numpy as np
 from jaxtyping import Int
 from numpy.typing import NDArray
 
-from hydragnn.base.errors import Busy, InputError, Interrupted, nearest, print_note
+from hydragnn.base.errors import InputError, Interrupted, nearest, print_note
 from hydragnn.base.files import (
+    alone_in_folder,
     check_utf8,
-    empty_folders_removed,
     file_errors,
     kind_of_folder,
-    lock_file,
     rename_all,
-    unlock_file,
     write_atomically,
     write_sealed,
 )
@@ -50,7 +48,6 @@ from hydragnn.runs.folder import is_data, trained_config
 from hydragnn.runs.signals import STOPPING, raise_signals
 from hydragnn.training.baselines import fitted_baselines
 
-LOCK = ".lock"
 SPACE = "free space or choose another place"
 MEMBER_FILES = ("model.json", "weights.safetensors", "record.json", "config.json")
 
@@ -92,7 +89,7 @@ def build_ensemble(
         stands = "is complete" if (out / "ensemble.json").is_file() else "was not made; the same command begins again"
         return Interrupted(f"stopped by {kind.name}; {out} {stands}")
 
-    with raise_signals(STOPPING, interrupted) as check, empty_folders_removed(out.parent), in_making(out) as making:
+    with raise_signals(STOPPING, interrupted) as check, in_making(out) as making:
         members = _members(folders, weights, branch)
         check_members(members)
         check_no_copies(members)
@@ -274,27 +271,21 @@ def _data(member: Member, store: GraphStore, split: Split, folds: Sequence[Fold]
 
 @contextmanager
 def in_making(out: Path) -> Iterator[Path]:
-    """Give an empty folder beside ``out``, removed unless it was renamed.
+    """Give an empty folder beside ``out``, which it becomes at the end of the block.
 
     Busy where another process makes ``out``; InputError where nothing can be written.
     """
     making = out.with_name(f".{out.name}.making")
-    held: int | None = None
-    with file_errors(f"cannot write {out}", SPACE):
-        making.mkdir(parents=True, exist_ok=True)
-        with suppress(OSError):  # where the file system knows no locks
-            held = lock_file(making / LOCK)
-            if held is None:
-                raise Busy(f"another process makes {out}; wait for it, or choose another --out")
-        for entry in making.iterdir():  # of a process that was killed
-            if entry.name != LOCK:
-                shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
-    try:
-        yield making
-    finally:
-        shutil.rmtree(making, ignore_errors=True)
-        if held is not None:
-            unlock_file(making / LOCK, held)
+    with alone_in_folder(out, "makes"):
+        shutil.rmtree(making, ignore_errors=True)  # of a process that was killed
+        try:
+            with file_errors(f"cannot write {out}", SPACE):
+                making.mkdir()
+            yield making
+            with file_errors(f"cannot write {out}", SPACE):
+                rename_all({making: out})
+        finally:
+            shutil.rmtree(making, ignore_errors=True)
 
 
 def _write(
@@ -306,7 +297,7 @@ def _write(
     arrays: Mapping[str, NDArray[Any]],
     check: Callable[[], None],
 ) -> None:
-    """Fill the folder and rename it to ``out``, unless ``check`` raises."""
+    """Fill the folder that becomes ``out``, unless ``check`` raises."""
     with file_errors(f"cannot write {out}", SPACE):
         entries: list[MemberEntry] = []
         for run, entry in zip(runs, manifest.members, strict=True):
@@ -322,6 +313,3 @@ def _write(
         np.savez_compressed(content, allow_pickle=False, **arrays)
         write_atomically(making / "evaluation.npz", content.getvalue())
         check()
-        check_out(out)
-        (making / LOCK).unlink(missing_ok=True)
-        rename_all({making: out})

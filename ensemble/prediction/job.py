@@ -143,8 +143,8 @@ class Inputs:
         if is_store(job.sources[0]):
             check_same(job.sources[0], source, self.stored().store.fingerprint)
             return self.stored()
-        building = Graphs(job.rules(self.ensemble()), job.parts.folder, source)
         try:
+            building = Graphs(job.rules(self.ensemble()), job.parts.folder, source)
             building.together(group, check)
             return building.source()
         except InputError:

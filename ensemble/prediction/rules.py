@@ -25,10 +25,13 @@ from hydragnn.ensemble.reading.structures import Structures, reads_atoms
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.extxyz import read_frame
 from hydragnn.graphs.field import ATOMIC_NUMBERS
-from hydragnn.graphs.structure_files import frames_of_xyz, structures_of
+from hydragnn.graphs.structure_files import format_of, frames_of_xyz, structures_of
 
 Block = tuple[int, int, int]
 """The number of its first graph, and its first and last byte in its file."""
+
+WHOLE: Block = (0, 0, 0)
+"""Block of files that are not divided."""
 
 XYZ = (".xyz", ".extxyz")
 """Suffixes of files whose structures are found without parsing."""
@@ -38,9 +41,6 @@ FRAMES, BYTES = 256, 2**19
 
 BLOCKS = 512
 """Blocks at the most, since each becomes a part of a store."""
-
-LONGEST = 20
-"""Letters of a number of atoms."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,13 +72,13 @@ class FromStructures:
 
     def blocks(self) -> list[Block]:
         """Return several blocks of a file of extended XYZ, else one."""
-        return blocks_of(*self.paths) if len(self.paths) == 1 else [(0, 0, 1)]
+        return blocks_of(*self.paths) if len(self.paths) == 1 else [WHOLE]
 
     def makers(self, block: Block) -> Iterator[Make]:
         """Give a maker for each structure."""
         for path, name in self.paths.items():
-            own = block if len(self.paths) == 1 else (0, 0, path.stat().st_size)
-            yield from self.structures.makers(frames_of(path, own), own[0], name, keep=self.keep)
+            for own in [block] if len(self.paths) == 1 else blocks_of(path):
+                yield from self.structures.makers(frames_of(path, own), own[0], name, keep=self.keep)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,7 +105,7 @@ class FromFiles:
 
     def blocks(self) -> list[Block]:
         """Return one: these files are read as a whole."""
-        return [(0, 0, 1)]
+        return [WHOLE]
 
     def makers(self, block: Block) -> Iterator[Make]:
         """Give a maker for each graph with the inputs of members alone."""
@@ -214,17 +214,23 @@ def file_digest(path: Path) -> str:
 
 
 def blocks_of(path: Path) -> list[Block]:
-    """Return the blocks of a file; one for other formats.
+    """Return the blocks of a file; one for other formats than extended XYZ.
 
-    Every structure of extended XYZ begins with its number of lines, so that structures are found without parsing.
-    Anything unexpected is left to ASE.
+    Structures of extended XYZ are found without parsing. InputError where such a file is torn.
     """
-    starts = _starts(path) if path.suffix in XYZ else None
-    if starts is None:
-        return [(0, 0, path.stat().st_size)]
+    check_readable(path)  # before a pipe is opened
+    starts = [0]
+    try:
+        if path.suffix in XYZ and format_of(path) == "extxyz":
+            with path.open(encoding="latin-1", newline="") as file:  # a letter for every byte
+                for text in frames_of_xyz(file):
+                    starts.append(starts[-1] + len(text))
+    except Exception as error:  # readers of ASE raise anything
+        raise _unreadable(path, len(starts) - 1, error) from error
     count = len(starts) - 1
     step = max(FRAMES, -(-count // BLOCKS), count * BYTES // (starts[-1] + 1))
-    return [(first, starts[first], starts[min(first + step, count)]) for first in range(0, count, step)]
+    blocks = [(first, starts[first], starts[min(first + step, count)]) for first in range(0, count, step)]
+    return blocks or [WHOLE]
 
 
 def frames_of(path: Path, block: Block) -> Iterator[Atoms | InputError]:
@@ -232,14 +238,14 @@ def frames_of(path: Path, block: Block) -> Iterator[Atoms | InputError]:
 
     InputError, with the structure's number from 0, where ASE cannot read them. In extended XYZ it takes the place of the structure.
     """
-    number, start, stop = block
-    check_readable(path)  # before a pipe is opened
+    first, start, stop = block
+    number = first
     try:
-        if path.suffix in XYZ and ((start, stop) != (0, path.stat().st_size) or _starts(path) is not None):
+        if stop:
             with path.open("rb") as file:
                 file.seek(start)
-                texts = frames_of_xyz(StringIO(file.read(stop - start).decode()))
-            for number, text in enumerate(texts, start=block[0]):
+                content = StringIO(file.read(stop - start).decode(), newline=None)
+            for number, text in enumerate(frames_of_xyz(content), start=first):
                 try:
                     yield read_frame(text)
                 except MemoryError:
@@ -254,47 +260,23 @@ def frames_of(path: Path, block: Block) -> Iterator[Atoms | InputError]:
     except (InputError, MemoryError):
         raise
     except Exception as error:  # readers of ASE raise anything
-        if problem := species_problem(error):
-            raise InputError(f"{path}: structure {number} {problem}") from error
-        raise InputError(
-            f"{path} is neither a store nor a file that ASE can read (structure {number}: {error}); check it"
-        ) from error
+        raise _unreadable(path, number, error) from error
+
+
+def _unreadable(path: Path, number: int, error: Exception) -> InputError:
+    if problem := species_problem(error):
+        return InputError(f"{path}: structure {number} {problem}")
+    return InputError(f"{path} is neither a store nor a file that ASE can read (structure {number}: {error}); check it")
 
 
 def structures_in(path: Path) -> list[Atoms]:
     """Return the structures of a file; InputError without atoms."""
     check_exists(path)
     frames = list[Atoms]()
-    for frame in frames_of(path, (0, 0, path.stat().st_size)):
+    for frame in (frame for block in blocks_of(path) for frame in frames_of(path, block)):
         if isinstance(frame, InputError):
             raise frame
         frames.append(frame)
     if not frames or not all(map(len, frames)):
         raise InputError(f"{path} has no structure, or one without atoms; give structures that ASE reads")
     return frames
-
-
-def _starts(path: Path) -> list[int] | None:
-    """Return the first byte of every structure; None where unclear."""
-    starts: list[int] = []
-    place = 0
-    with path.open("rb") as file:
-        while line := file.readline():
-            if not line.strip():
-                if any(more.strip() for more in file):
-                    raise InputError(
-                        f"{path}: an empty line stands before structure {len(starts)}, where readers of XYZ end without a word; remove such lines"
-                    )
-                break
-            if not line.strip().isdigit() or len(line) > LONGEST:
-                return None
-            starts.append(place)
-            place += len(line)
-            for _ in range(int(line) + 1):
-                atom = file.readline()
-                place += len(atom)
-                if not atom:
-                    raise InputError(
-                        f"{path}, structure {len(starts) - 1}: the file ends before its {int(line)} atoms; it was cut off, or the number is wrong"
-                    )
-    return [*starts, place] if starts else None

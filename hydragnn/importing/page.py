@@ -1,7 +1,6 @@
 """Import of files of the public HydraGNN, and its page."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from dataclasses import field as member
 from pathlib import Path
@@ -10,10 +9,10 @@ from typing import Any
 import pydantic
 
 from hydragnn.base.errors import InputError
-from hydragnn.base.files import read_json, rename_all, write_atomically, write_json
+from hydragnn.base.files import read_json, write_atomically, write_json
 from hydragnn.base.shown import Shown
 from hydragnn.datasets import GraphStore, open_store
-from hydragnn.ensemble.building.build import LOCK, build_ensemble, check_out, distinct_names, in_making
+from hydragnn.ensemble.building.build import build_ensemble, check_out, distinct_names, in_making
 from hydragnn.graphs.field import ATOMIC_NUMBERS
 from hydragnn.importing.configuration import branches_of, import_configuration, toml
 from hydragnn.importing.data import cause_of_nan, with_data, write_data
@@ -136,7 +135,7 @@ def import_folder(path: Path, out: Path, top_k: int | None = None) -> Import:
             InputError(f"{len(checkpoints) - len(losses)} models without a validation loss were no candidates")
         )
     names, pages, stores = distinct_names([Path(one.name) for one in models]), list[Page](), list[Store]()
-    with _written(out) as making:
+    with in_making(out) as making:
         alone = len(models) == 1
         for model, name in zip(models, names):
             model, store = _with_data(model, making, stores)
@@ -172,19 +171,10 @@ def import_folder(path: Path, out: Path, top_k: int | None = None) -> Import:
     return result
 
 
-@contextmanager
-def _written(out: Path) -> Iterator[Path]:
-    """Yield a folder that becomes ``out`` at the end."""
-    with in_making(out) as making:
-        yield making
-        (making / LOCK).unlink(missing_ok=True)
-        rename_all({making: out})
-
-
 def _import_configuration(path: Path, out: Path) -> Import:
     """Write a configuration as a run file and a build file."""
     files = import_configuration(path)
-    with _written(out) as making:
+    with in_making(out) as making:
         write_atomically(making / "run.toml", toml(files.run, files.notes))
         write_atomically(making / "build.toml", toml(files.build))
     builds, branches = f"hydragnn data build {out / 'build.toml'}", files.run.get("branches", [])

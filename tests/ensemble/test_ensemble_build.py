@@ -16,7 +16,7 @@ from ase import Atoms
 from safetensors.numpy import load, save
 
 from hydragnn.base.errors import Busy, InputError
-from hydragnn.base.files import lock_file, read_sealed
+from hydragnn.base.files import alone_in_folder, read_sealed
 from hydragnn.datasets import MemoryStore, make_split
 from hydragnn.ensemble import evaluate_ensemble
 from hydragnn.ensemble.building.build import build_ensemble
@@ -103,15 +103,13 @@ def test_a_second_builder_leaves_the_first_alone(runs: list[Path], store: Memory
     (tmp_path / "ensemble").mkdir()
     making = tmp_path / ".ensemble.making"
     (making / "members" / "0").mkdir(parents=True)
-    lock = lock_file(making / ".lock")
-    assert lock is not None
-    with pytest.raises(Busy, match=r"another process makes .*ensemble; wait for it"):
+    busy = pytest.raises(Busy, match=r"another process makes .*ensemble; wait for it")
+    with alone_in_folder(tmp_path / "ensemble", "makes"), busy:
         build_ensemble(runs, tmp_path / "ensemble", store=store)
     assert (making / "members").is_dir()
-    os.close(lock)
     build_ensemble(runs[:1], tmp_path / "ensemble", store=store)
     assert [path.name for path in tmp_path.iterdir()] == ["ensemble"]
-    assert not (tmp_path / "ensemble" / ".lock").exists()
+    assert not list((tmp_path / "ensemble").glob(".*"))
 
 
 DAMAGE = {

@@ -18,6 +18,7 @@ import pytest
 from ase import Atoms
 from ase.build import bulk
 from ase.calculators.emt import EMT
+from ase.io import read
 
 from hydragnn.base.errors import InputError, Interrupted
 from hydragnn.config import RunConfig
@@ -244,7 +245,7 @@ TORN: dict[str, tuple[Callable[[str], str], str]] = {
     "cut off": (lambda text: text[: text.rindex("\n", 0, -1) + 1], "structure 39: the file ends before"),
     "many atoms": (lambda text: f"{10**15}\n\n{ATOM}", f"structure 0: the file ends before its {10**15} atoms"),
     "a number of 5000 digits": (lambda text: f"{'9' * 5000}\n\n{ATOM}", "neither a store nor a file that ASE can"),
-    "an empty line": (lambda text: f"{text}\n{text}", "before structure 40"),
+    "an empty line": (lambda text: f"{text}\n{text}", "structure 40: an empty line"),
 }
 
 
@@ -262,13 +263,15 @@ def test_blocks_of_a_file_hold_every_structure_once_and_the_same(structures: Pat
     actual = blocks_of(structures)
     assert [first for first, _, _ in actual] == [0, 7, 14, 21, 28, 35]
     back = [atoms for block in actual for atoms in frames_of(structures, block)]
-    assert len(back) == 40 and back == list(frames_of(structures, (0, 0, structures.stat().st_size)))
+    assert len(back) == 40 and back == read(structures, ":")
 
 
-@pytest.mark.parametrize("text", ["2\n\nH 0 0 0\nH 0 0 1\nVEC1 1 0 0\n", "not a structure\n", ""])
-def test_files_that_are_not_plainly_counted_are_read_as_a_whole(tmp_path: Path, text: str) -> None:
-    (tmp_path / "odd.xyz").write_text(text)
-    assert len(blocks_of(tmp_path / "odd.xyz")) == 1
+@pytest.mark.parametrize("name", ["\r\n", "cells.xyz"])
+def test_structures_are_found_whatever_ends_their_lines(tmp_path: Path, name: str) -> None:
+    text = "2\nname=Grüße\nH 0 0 0\nH 0 0 1\n" + ("" if name == "\r\n" else "VEC1 1 0 0\nVEC2 0 1 0\nVEC3 0 0 1\n")
+    (tmp_path / "odd.xyz").write_bytes((text * 2).replace("\n", "\r\n" if name == "\r\n" else "\n").encode())
+    (block,) = blocks_of(tmp_path / "odd.xyz")
+    assert [len(atoms) for atoms in frames_of(tmp_path / "odd.xyz", block)] == [2, 2]
 
 
 @pytest.mark.usefixtures("small_blocks")
