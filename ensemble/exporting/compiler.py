@@ -11,9 +11,6 @@ import torch
 
 from hydragnn.base.errors import InputError
 
-MENDED = b"hydragnn 2"
-"""Another one whenever another fault is mended here: what was compiled with it before must not be taken from a cache."""
-
 
 @contextmanager
 def mended_compiler() -> Iterator[None]:
@@ -25,7 +22,7 @@ def mended_compiler() -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")
-        stack.enter_context(inductor.patch(compile_threads=1, post_grad_custom_pre_pass=_mark()))
+        stack.enter_context(inductor.patch(compile_threads=1))
         for owner, name, mended in (
             (CppKernel, "need_use_acc_helper", lambda former: _adds_in_cascades),
             (SchedulerNode, "recompute_size_and_body", _remembers_what_is_written_to),
@@ -64,20 +61,6 @@ def _remembers_what_is_written_to(recompute: Any) -> Any:
         node.set_read_writes(accesses.rename(node.mutation_renames))
 
     return recompute_and_remember
-
-
-def _mark() -> Any:
-    """Mark compiled functions in torch's caches as those of a mended compiler."""
-    from torch._inductor.custom_graph_pass import CustomGraphPass
-
-    class Mark(CustomGraphPass):
-        def __call__(self, graph: torch.fx.Graph) -> None:
-            """Nothing."""
-
-        def uuid(self) -> bytes:
-            return MENDED
-
-    return Mark()
 
 
 CHECK = """#undef __check_inputs_outputs

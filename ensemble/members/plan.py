@@ -1,6 +1,5 @@
 """Batches of a prediction as arrays: a hundred million graphs fit."""
 
-import heapq
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -119,25 +118,3 @@ def too_large(nodes: int, edges: int, budget: Budget) -> str:
         if count > limit:
             return f"{count} {what} are more than the budget of {limit}; raise batch.max_{what} to at least {count}"
     return ""
-
-
-def certificate(
-    costs: Float[np.ndarray, " units"], queue: Float[np.ndarray, " tasks"], workers: int
-) -> dict[str, float]:
-    """Return a plan's makespan against the bound that no plan can beat.
-
-    ``queue`` holds the costs of tasks in their order. The bound is the larger of the mean load of a worker and the
-    costliest unit.
-    """
-    bound = max(float(costs.sum()) / workers, float(costs.max(initial=0.0)))
-    free = [0.0] * workers
-    for cost in queue.tolist():
-        heapq.heapreplace(free, free[0] + cost)
-    planned = max(free)
-    return {
-        "units": float(len(costs)),
-        "workers": float(workers),
-        "makespan": planned,
-        "lower_bound": bound,
-        "ratio": planned / bound if bound > 0 else 1.0,
-    }

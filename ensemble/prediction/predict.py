@@ -215,9 +215,9 @@ def _predict_opened(
         schedule = make_schedule(chunks.loads, every, parts.finished(len(chunks)), ranks=group.size)
         worker = PredictionWorker(group, ensemble, graphs, ensemble.needed(graphs.store), chunks, parts, sink, check)
         if group.rank == 0:
-            write_json(parts.folder / "plan.json", schedule.certificate)
+            write_json(parts.folder / "plan.json", schedule.plan)
             if not quiet:
-                print(plan_line(schedule.certificate), file=sys.stderr, flush=True)
+                print(plan_line(schedule.plan), file=sys.stderr, flush=True)
                 is_known = is_store(job.sources[0]) or job.sources[0].suffix == ".toml"
                 for note in filter(None, (ensemble.caveat, "" if is_known else ensemble.doubt_about_structures)):
                     print_note(note)

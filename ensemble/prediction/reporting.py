@@ -24,14 +24,13 @@ PLAN = {"planned", "measured"}
 """Keys of the plan beside a prediction."""
 
 
-def plan_line(certificate: dict[str, Any]) -> str:
+def plan_line(plan: Mapping[str, int]) -> str:
     """Return the plan in a line."""
-    ranks, threads = certificate["workers"], certificate["threads"]
+    ranks, threads = plan["ranks"], plan["threads"]
     idle = 0 if ranks > 1 or visible_gpus() else cores() - threads
     return (
-        f"plan: {certificate['units']:.0f} units in {certificate['tasks']} tasks on {ranks:.0f} rank{'s' * (ranks > 1)} "
-        f"of {threads} thread{'s' * (threads > 1)}; makespan {certificate['ratio']:.3f} x the lower bound"
-        f"{f'; idle cores: {idle} (--workers auto)' if idle > 0 else ''}"
+        f"plan: {plan['units']} units in {plan['tasks']} tasks on {ranks} rank{'s' * (ranks > 1)} of {threads} thread"
+        f"{'s' * (threads > 1)}{f'; idle cores: {idle} (--workers auto)' if idle > 0 else ''}"
     )
 
 
@@ -55,10 +54,6 @@ class PredictionResult(Shown):
     """Units that an earlier, interrupted prediction had done."""
     ranks: int
     """Processes that predicted together."""
-    planned_makespan_over_bound: float
-    """Time that the plan takes over the least that so many ranks could take; 1 is perfect balance."""
-    measured_makespan_over_bound: float
-    """The same as measured."""
     busy_seconds: tuple[float, ...]
     """Time that every rank spent with units."""
     seconds: float
@@ -109,10 +104,10 @@ def prediction_result(
     seconds_of: Mapping[str, float],
 ) -> PredictionResult:
     """Return the result, and write plan and measurements beside the predictions."""
-    planned, measured = schedule.certificate, measured_course(accounts, schedule)
+    measured = measured_course(accounts, schedule)
     usage = usage_of(accounts, measured["makespan"], job.graph_ranks)
     try:
-        write_sealed(job.plan, {"planned": planned, "measured": {**measured, "usage": asdict(usage)}})
+        write_sealed(job.plan, {"planned": schedule.plan, "measured": {**measured, "usage": asdict(usage)}})
     except InputError as error:  # the predictions are complete
         print_note(str(error))
     seconds, own = sum(seconds_of.values()), (*COUNTS, "ranks_lost")
@@ -124,8 +119,6 @@ def prediction_result(
         units=schedule.units,
         units_resumed=schedule.resumed,
         ranks=schedule.ranks,
-        planned_makespan_over_bound=planned["ratio"],
-        measured_makespan_over_bound=measured["ratio"],
         busy_seconds=tuple(measured["busy"]),
         seconds=seconds,
         seconds_of=seconds_of,
@@ -144,22 +137,17 @@ def moving_bar(total: int, show: bool) -> Iterator[Callable[[int], None]]:
 
 
 def measured_course(accounts: Sequence[dict[str, Any]], schedule: Schedule) -> dict[str, Any]:
-    """Return measured makespan, lower bound and busy seconds of ranks.
+    """Return measured makespan, and busy seconds of ranks.
 
-    The bound is that of the work done once. A rank that died or still hangs left no account.
+    A rank that died or still hangs left no account.
     """
     begin = min((account["began"] for account in accounts), default=0.0)
     makespan = max((account["ended"] for account in accounts), default=0.0) - begin
-    all_units, once = sum(account["units"] for account in accounts), schedule.units - schedule.resumed
-    busy = sum(account["busy"] for account in accounts) * min(1.0, once / max(1, all_units))
-    bound = max(busy / schedule.ranks, max((account["largest"] for account in accounts), default=0.0))
     return {
         "ranks_heard": len(accounts),
-        "units_done": once,
-        "units_done_again": max(0, all_units - once),
+        "units_done": schedule.units - schedule.resumed,
         "makespan": makespan,
-        "lower_bound": bound,
-        "ratio": makespan / bound if bound > 0 else 1.0,
+        "largest": max((account["largest"] for account in accounts), default=0.0),
         "busy": [round(account["busy"], 3) for account in sorted(accounts, key=lambda account: int(account["rank"]))],
     }
 

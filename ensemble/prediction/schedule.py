@@ -2,14 +2,10 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float
-
-from hydragnn.ensemble.members.plan import certificate
 
 SHARE = 8
 """A task is at most this part of a rank's share of the work that is left."""
@@ -38,8 +34,6 @@ class Schedule:
     finished: Marks
     """The batches that an earlier sitting has finished."""
     tasks: tuple[PredictionTask, ...]
-    costs: Float[np.ndarray, " chunks"]
-    """Expected cost of every batch that is left."""
     ranks: int
 
     @property
@@ -52,20 +46,17 @@ class Schedule:
         """Return the number of units that were finished at the beginning."""
         return int((self.every & self.finished).sum())
 
-    @cached_property
-    def certificate(self) -> dict[str, Any]:
-        """Return the quality of the plan by expected costs."""
-        queue = np.array([task.cost for task in self.tasks])
-        plan = certificate(self.costs[self.every & ~self.finished], queue, self.ranks)
-        return {**plan, "tasks": len(queue), "threads": torch.get_num_threads()}
+    @property
+    def plan(self) -> dict[str, int]:
+        """Return units that are left, tasks, ranks and their threads."""
+        own = {"units": self.units - self.resumed, "tasks": len(self.tasks)}
+        return {**own, "ranks": self.ranks, "threads": torch.get_num_threads()}
 
 
 def make_schedule(loads: Float[np.ndarray, " chunks"], every: Marks, finished: Marks, *, ranks: int) -> Schedule:
     """Return the schedule of all batches that are not ``finished``."""
-    costs = loads * (every & ~finished)
-    return Schedule(
-        every=every, finished=finished, tasks=tuple(tasks_of(costs, ~finished, ranks)), costs=costs, ranks=ranks
-    )
+    tasks = tasks_of(loads * (every & ~finished), ~finished, ranks)
+    return Schedule(every=every, finished=finished, tasks=tuple(tasks), ranks=ranks)
 
 
 def tasks_of(costs: Float[np.ndarray, " chunks"], is_open: Marks, ranks: int) -> Iterator[PredictionTask]:

@@ -63,20 +63,25 @@ def save_model(
     seal = {CHECKSUM: weights_checksum(contiguous)}
 
     def write(temporary: Path) -> None:
-        temporary.touch()
-        mode = temporary.stat().st_mode
-        try:
-            save_file(contiguous, temporary, metadata=seal)  # without a copy of all in memory
-        except SafetensorError as error:
-            raise OSError(str(error)) from error
-        temporary.chmod(mode)  # which others may read
-        with temporary.open("rb+") as file:
-            os.fsync(file.fileno())
+        write_tensors(temporary, contiguous, seal)
         if check is not None:
             check()
 
     replace_atomically(folder / "weights.safetensors", write, check)
     write_sealed(folder / "model.json", content, check)
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
+    """Write contiguous tensors of the host, flushed; OSError where the disk refuses."""
+    path.touch()
+    mode = path.stat().st_mode
+    try:
+        save_file(dict(tensors), path, metadata=metadata and dict(metadata))  # without a copy of all in memory
+    except SafetensorError as error:
+        raise OSError(str(error)) from error
+    path.chmod(mode)  # which others may read
+    with path.open("rb+") as file:
+        os.fsync(file.fileno())
 
 
 def weights_checksum(weights: Mapping[str, Tensor]) -> str:

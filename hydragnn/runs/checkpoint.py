@@ -27,7 +27,7 @@ from hydragnn.distributed.mesh import ITEMS, Mesh
 from hydragnn.distributed.ranks import Ranks
 from hydragnn.distributed.sharing import texts_of_all
 from hydragnn.runs.attempt import Fenced, RunAttempt
-from hydragnn.runs.tensor_files import Count, TensorFiles, TensorIndex, joined, write_tensors
+from hydragnn.runs.tensor_files import Count, TensorFiles, TensorIndex, joined, write_indexed
 from hydragnn.training.parameters import ParameterSpan
 from hydragnn.training.pieces import Piece
 from hydragnn.training.state import TrainState
@@ -179,7 +179,7 @@ def write_own(folder: Path, state: TrainState, mesh: Mesh, totals: Tensor) -> Ow
         for one in state.parameters.spans
     }
     return OwnPart(
-        index=write_tensors(folder, file, tensors),
+        index=write_indexed(folder, file, tensors),
         layout=layout,
         shapes={name: list(shape) for name, shape in state.parameters.shapes.items()},
         length=len(tensors["weights"]),

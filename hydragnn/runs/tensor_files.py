@@ -6,9 +6,7 @@ its checksum.
 """
 
 import hashlib
-import json
 import math
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -20,6 +18,7 @@ from torch import Tensor
 
 from hydragnn.base.errors import InputError
 from hydragnn.base.settings import Settings
+from hydragnn.models.saving import write_tensors
 
 TensorType = Literal["F64", "F32", "F16", "BF16", "I64", "I32", "U8", "BOOL"]
 
@@ -74,33 +73,17 @@ class TensorIndex(Settings):
     tensors: dict[str, TensorInfo]
 
 
-def write_tensors(folder: Path, file_name: str, tensors: Mapping[str, Tensor]) -> TensorIndex:
+def write_indexed(folder: Path, file_name: str, tensors: Mapping[str, Tensor]) -> TensorIndex:
     """Write tensors into a new file; return their index.
 
-    OSError where the disk refuses. One tensor after the other is copied to the host, so that no second copy of all is ever in
-    memory.
+    OSError where the disk refuses. Those in memory are not copied.
     """
-    ordered = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))  # so that all are aligned
-    header, end = {}, 0
-    for name in ordered:
-        value = tensors[name]
-        begin, end = end, end + value.numel() * value.element_size()
-        header[name] = {"dtype": NAMES[value.dtype], "shape": list(value.shape), "data_offsets": [begin, end]}
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    checksum = hashlib.sha256()
-    with (folder / file_name).open("wb") as file:
-        for part in (len(text).to_bytes(8, "little"), text):
-            checksum.update(part)
-            file.write(part)
-        for name in ordered:
-            numbers = tensors[name].detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
-            checksum.update(numbers)
-            file.write(numbers)
-        file.flush()
-        os.fsync(file.fileno())
+    path = folder / file_name
+    write_tensors(path, {name: value.detach().cpu().contiguous() for name, value in tensors.items()})
+    with path.open("rb") as file:
+        checksum = hashlib.file_digest(file, "sha256").hexdigest()
     return TensorIndex(
-        files={file_name: FileInfo(bytes=8 + len(text) + end, sha256=checksum.hexdigest())},
+        files={file_name: FileInfo(bytes=path.stat().st_size, sha256=checksum)},
         tensors={
             name: TensorInfo(
                 dtype=NAMES[value.dtype],

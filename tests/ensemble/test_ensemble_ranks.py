@@ -105,7 +105,7 @@ def test_a_late_rank_of_mpi_ends_well(ensemble: Path, structures: Path, whole: F
         result["ranks"] == 2 and 1 <= len(result["busy_seconds"]) <= 2
     )  # one that comes when all is done may have none
     plan = json.loads((tmp_path / "out.h5.plan.json").read_text())
-    assert plan["planned"]["ratio"] >= 1 and plan["measured"]["units_done"] == plan["planned"]["units"] >= 10
+    assert plan["measured"]["units_done"] == plan["planned"]["units"] >= 10
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out.h5", "out.h5.faltered", "out.h5.plan.json"]
 
 

@@ -223,10 +223,9 @@ def test_a_process_predicts_with_one_thread_or_as_many_as_were_asked_for_and_its
 def test_one_process_beside_idle_cores_says_what_would_use_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reporting, "cores", lambda: 4)
     monkeypatch.setattr(reporting, "visible_gpus", lambda: 0)
-    plan = {"units": 6, "tasks": 2, "workers": 1, "ratio": 1.0, "threads": 1}
-    words = "of 1 thread; makespan 1.000 x the lower bound"
+    plan, words = {"units": 6, "tasks": 2, "ranks": 1, "threads": 1}, "of 1 thread"
     assert reporting.plan_line(plan).endswith(f"on 1 rank {words}; idle cores: 3 (--workers auto)")
-    assert reporting.plan_line(plan | {"workers": 4}).endswith(f"on 4 ranks {words}")
+    assert reporting.plan_line(plan | {"ranks": 4}).endswith(f"on 4 ranks {words}")
     assert "idle" not in reporting.plan_line(plan | {"threads": 4})
 
 

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from hydragnn.base.errors import InputError
 from hydragnn.runs import train
-from hydragnn.runs.tensor_files import FileInfo, TensorFiles, TensorIndex, TensorInfo, TensorSlice, write_tensors
+from hydragnn.runs.tensor_files import FileInfo, TensorFiles, TensorIndex, TensorInfo, TensorSlice, write_indexed
 from tests.hydragnn.training.conftest import STORE, Trained, make_config
 from tests.once import shared
 
@@ -32,7 +32,7 @@ TENSORS = {
 
 
 def test_what_was_written_comes_back_bit_for_bit_through_the_index_as_json_and_in_any_program(tmp_path: Path) -> None:
-    index = TensorIndex.parse(write_tensors(tmp_path, "all.safetensors", TENSORS).to_json())
+    index = TensorIndex.parse(write_indexed(tmp_path, "all.safetensors", TENSORS).to_json())
     files, elsewhere = TensorFiles(tmp_path, index), load_file(tmp_path / "all.safetensors")
     assert elsewhere.keys() == TENSORS.keys()
     for name, value in TENSORS.items():
@@ -58,7 +58,7 @@ def test_a_tensor_in_pieces_of_several_files_is_put_together_unless_one_is_anoth
     index = in_pieces(tmp_path, [0, 2])
     actual = TensorFiles(tmp_path, index).read("matrix", (4, 3), torch.float32)
     assert torch.equal(actual, torch.arange(12.0).reshape(4, 3))
-    other = write_tensors(tmp_path, "rank-1.safetensors", {"matrix": torch.zeros(6)})
+    other = write_indexed(tmp_path, "rank-1.safetensors", {"matrix": torch.zeros(6)})
     files = TensorFiles(tmp_path, index.model_copy(update={"files": {**index.files, **other.files}}))
     with pytest.raises(InputError, match=r"rank-1\.safetensors: tensor matrix is not what the index says"):
         files.read("matrix", (4, 3), torch.float32)
