@@ -34,7 +34,7 @@ from hydragnn.ensemble.estimates.estimate import (
 )
 from hydragnn.ensemble.estimates.metrics import rank_correlation
 from hydragnn.ensemble.estimates.moments import Array
-from hydragnn.ensemble.estimates.numbers import NumberEvidence, component_names
+from hydragnn.ensemble.estimates.numbers import component_names
 from hydragnn.models import Categorical, Target
 from hydragnn.training.class_metrics import class_sums, class_values
 
@@ -211,7 +211,7 @@ class ClassEvidence(CandidateEvidence):
     def diversity(self, weights: Float[Array, " candidates"]) -> dict[str, float]:
         """Return the diversity of the probabilities, taken as numbers."""
         truth = np.eye(self.values.shape[2])[self.target].ravel()
-        return NumberEvidence(target=truth, values=self.values.reshape(len(self.values), -1)).diversity(weights)
+        return CandidateEvidence(target=truth, values=self.values.reshape(len(self.values), -1)).diversity(weights)
 
 
 def member_probabilities(members: Members) -> Float[Array, "members items *shape_and_classes"]:

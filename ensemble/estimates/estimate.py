@@ -99,24 +99,35 @@ class TargetEvaluation:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class CandidateEvidence(ABC):
-    """Predictions of all candidates for labelled rows of one field."""
+class CandidateEvidence:
+    """Predictions of all candidates for labelled rows of one numeric field."""
 
     target: Array
     """The label of every row."""
     values: Float[Array, "candidates rows ..."]
 
-    @abstractmethod
     def row_errors(self, weights: Float[Array, " candidates"]) -> Float[Array, " rows"]:
-        """Return the error of every row with these weights."""
+        """Return the absolute error of the mean of every row."""
+        return np.abs(np.tensordot(weights, self.values, axes=1) - self.target)
 
-    @abstractmethod
     def diversity(self, weights: Float[Array, " candidates"]) -> dict[str, float]:
         """Return the correlation of errors, and the gain from averaging.
 
         ``ambiguity`` is the weighted variance between members over their mean squared error (Krogh and Vedelsby 1994): 0
         for copies, 0.5 where averaging halves the squared error. The correlation of a member alone is 1.
         """
+        errors = self.values - self.target
+        epistemic = np.tensordot(weights, (self.values - np.tensordot(weights, self.values, axes=1)) ** 2, axes=1)
+        mean_mse = float(weights @ np.mean(errors**2, axis=1))
+        centred = errors - errors.mean(axis=1, keepdims=True)
+        norms = np.sqrt((centred**2).sum(axis=1))
+        norms[norms == 0] = 1.0
+        correlation = (centred @ centred.T) / np.outer(norms, norms)
+        pairs = correlation[np.triu_indices(len(errors), k=1)]
+        return {
+            "error_correlation": float(pairs.mean()) if len(pairs) else 1.0,
+            "ambiguity": float(np.mean(epistemic)) / mean_mse if mean_mse > 0 else 0.0,
+        }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -170,7 +170,7 @@ class NumberEstimate(Estimate):
         columns = np.ma.masked_invalid(labels.reshape(len(labels), -1)) if not known.all() else labels
         scale = np.asarray(columns.reshape(len(labels), -1).std(axis=0)).reshape(target.field.shape)
         scale = np.where(scale > 0, scale, 1.0) if target.field.parity == "scalar" else np.asarray(scale.max() or 1.0)
-        return NumberEvidence(
+        return CandidateEvidence(
             target=(labels / scale).ravel()[known],
             values=(member_means(members) / scale).reshape(len(members), -1)[:, known],
         )
@@ -219,30 +219,6 @@ class NumberEstimate(Estimate):
             **{quantity: self[quantity].ravel() for quantity in self.quantities},
             "graph": np.repeat(graph, self.field.width),
             "members": self.members.reshape(len(self.members), -1),
-        }
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class NumberEvidence(CandidateEvidence):
-    """Predictions of all candidates for labelled rows of one numeric field."""
-
-    def row_errors(self, weights: Float[Array, " candidates"]) -> Float[Array, " rows"]:
-        """Return the absolute error of the mean of every row."""
-        return np.abs(np.tensordot(weights, self.values, axes=1) - self.target)
-
-    def diversity(self, weights: Float[Array, " candidates"]) -> dict[str, float]:
-        """Return the diversity of the errors of the means."""
-        errors = self.values - self.target
-        epistemic = np.tensordot(weights, (self.values - np.tensordot(weights, self.values, axes=1)) ** 2, axes=1)
-        mean_mse = float(weights @ np.mean(errors**2, axis=1))
-        centred = errors - errors.mean(axis=1, keepdims=True)
-        norms = np.sqrt((centred**2).sum(axis=1))
-        norms[norms == 0] = 1.0
-        correlation = (centred @ centred.T) / np.outer(norms, norms)
-        pairs = correlation[np.triu_indices(len(errors), k=1)]
-        return {
-            "error_correlation": float(pairs.mean()) if len(pairs) else 1.0,
-            "ambiguity": float(np.mean(epistemic)) / mean_mse if mean_mse > 0 else 0.0,
         }
 
 

@@ -17,9 +17,10 @@ from hydragnn.ensemble.building.weights import (
     worst_ratio,
 )
 from hydragnn.ensemble.estimates import metrics
+from hydragnn.ensemble.estimates.estimate import CandidateEvidence
 from hydragnn.ensemble.estimates.metrics import coverage, gaussian_crps, gaussian_nll, point_metrics
 from hydragnn.ensemble.estimates.moments import MixtureMoments, isotropic, total_variance
-from hydragnn.ensemble.estimates.numbers import NumberEstimate, NumberEvidence
+from hydragnn.ensemble.estimates.numbers import NumberEstimate
 from hydragnn.graphs import Field
 from hydragnn.models import Point, Target
 from tests.ensemble.conftest import refused
@@ -105,9 +106,9 @@ def test_neither_copies_of_members_nor_the_axes_of_vectors_change_the_spread() -
     np.testing.assert_allclose(once.variance, again.variance, atol=1e-12)
 
 
-def evidence(errors: np.ndarray, seed: int = 0) -> NumberEvidence:
+def evidence(errors: np.ndarray, seed: int = 0) -> CandidateEvidence:
     target = np.random.default_rng(seed).normal(size=errors.shape[1])
-    return NumberEvidence(target=target, values=target + errors)
+    return CandidateEvidence(target=target, values=target + errors)
 
 
 def noise(*sizes: float, rows: int = 400, seed: int = 0) -> np.ndarray:

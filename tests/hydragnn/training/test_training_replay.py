@@ -15,7 +15,7 @@ from torch import Tensor
 from hydragnn.architectures import ArchitectureSettings
 from hydragnn.base.errors import Interrupted
 from hydragnn.config import RunConfig
-from hydragnn.conformance.cases import FORCES, INPUTS, SCALARS, STRESS, make_graph, small_settings
+from hydragnn.conformance.cases import FORCES, INPUTS, SCALARS, STRESS, make_graph, make_model, small_settings
 from hydragnn.datasets import MemoryStore
 from hydragnn.datasets.normalisation import Normalisation
 from hydragnn.distributed import Ranks
@@ -344,7 +344,25 @@ def check_launches(models: Sequence[TrainedModel], batch: GraphBatch) -> None:
     assert sum(of_all.values()) <= 1.6 * sum(of_one.values()) and not unordered
 
 
+@pytest.mark.parametrize("kind", ["schnet", "pna", "dimenet"])
+def test_every_head_of_several_models_predicts_as_one_what_it_does_alone(kind: str) -> None:
+    batch = concatenate([make_graph(1, 5), make_graph(2, 7), make_graph(3, 1, edges=0)])
+    for changes in ({}, {"conditioning": "film"}, {"conditioning": "pooled"}):
+        assert_stacked([of_model(make_model(kind, seed, **changes).eval()) for seed in range(3)], batch)
+
+
+class OwnActivation(torch.nn.Module):
+    """A layer that may do anything to rows of several models."""
+
+
 def test_layers_without_a_stacked_form_are_computed_one_after_the_other() -> None:
-    models = models_of("field_tokens")
-    with pytest.raises(NotStackable, match="weights of FieldTokens have no stacked form"):
-        TrainedStack(models)
+    own = [make_model("schnet", seed) for seed in range(2)]
+    for model in own:
+        model.heads[0].network.append(OwnActivation())
+    for models, words in (
+        (models_of("field_tokens"), "weights of FieldTokens have no stacked form"),
+        ([of_model(make_model("painn", seed)) for seed in range(2)], "products of vectors"),
+        (list(map(of_model, own)), "OwnActivation is of another package"),
+    ):
+        with pytest.raises(NotStackable, match=words):
+            TrainedStack(models)
