@@ -28,7 +28,7 @@ from hydragnn.training.baselines import Baselines, predictors_from
 
 VERSION = 5
 """Version of the manifest; 4 has no weights by field, 6 calculators as members, and earlier ones were never released."""
-WITH_CALCULATORS, WITH_SIMPLE = 6, 8
+WITH_SIMPLE = 8
 READS = (4, VERSION, WITH_SIMPLE)
 NAME, SIMPLE = "ensemble.json", "simple.safetensors"
 
@@ -111,18 +111,11 @@ def manifest_from_json(value: Any, folder: Path) -> Manifest:
     source = str(folder / NAME)
     if not isinstance(value, dict) or not isinstance(value.get("version"), int) or not value.get("members"):
         raise InputError(f"{source} does not describe an ensemble; was it made by hydragnn ensemble?")
-    if value["version"] == WITH_CALCULATORS:
-        raise InputError(
-            f"{source} has calculators of other packages as members, which are members no more; build the ensemble of its runs, "
-            "and compare a calculator by --baseline"
-        )
     match value:
-        case {"version": version, "domain": {"version": own, "detectors": list(detectors)}} if (
-            version == WITH_SIMPLE - 1 or own == 2 or {"name": "spacing"} in detectors
-        ):
+        case {"version": 6 | 7} | {"domain": {"version": 2}}:
             raise InputError(
-                f"{source} was made by an earlier version, with other detectors or simple predictors; build the ensemble of its "
-                "runs anew: hydragnn ensemble RUN RUN ... --out ENSEMBLE"
+                f"{source} was made by an earlier version, with other detectors or simple predictors, or with calculators, which are "
+                "members no more; build the ensemble of its runs anew: hydragnn ensemble RUN RUN ... --out ENSEMBLE"
             )
     if value["version"] not in READS:
         raise InputError(

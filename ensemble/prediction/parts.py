@@ -32,9 +32,6 @@ LOCK = "lock"
 COUNTS = ("graphs", "failed", "outside_training_domain")
 """Counts of every segment; the others are its reasons."""
 
-CACHED = 8
-"""Part files that are kept in memory after they were read."""
-
 _NAME = re.compile(r"(\d+)-(\d+)\.([0-9a-f]{32})\.h5")
 
 Counts = Mapping[str, int]
@@ -48,7 +45,6 @@ class Parts:
         self.folder = folder
         self._names: set[str] = set()
         self._segments: list[tuple[int, int, str]] = []
-        self._loaded: dict[str, tuple[Counts, Piece]] = {}
 
     @contextmanager
     def entered(self, lock: ExitStack, *, resume: bool) -> Iterator[bool]:
@@ -161,8 +157,6 @@ class Parts:
 
     def segment(self, name: str) -> tuple[Counts, Piece] | None:
         """Return counts and output of a segment; None where it is damaged."""
-        if name in self._loaded:
-            return self._loaded[name]
         try:
             with os.fdopen(open_regular(self.folder / name), "rb") as file:
                 content = file.read()
@@ -178,10 +172,7 @@ class Parts:
             with suppress(OSError):
                 (self.folder / name).unlink()
             return None
-        if len(self._loaded) >= CACHED:
-            self._loaded.pop(next(iter(self._loaded)))
-        self._loaded[name] = read_part(content)
-        return self._loaded[name]
+        return read_part(content)
 
     def delete(self, keep: Sequence[str] = ()) -> None:
         """Remove the folder, but for the files to ``keep``."""

@@ -122,21 +122,21 @@ def begin_on(
     if training.base_batch:
         rate = training.learning_rate * batch_factor(training, data.graphs_per_step)
         training = training.model_copy(update={"learning_rate": rate})
-    context = training_context(
-        training,
-        [branch.targets for branch in data.branches],
-        state,
-        number,
-        mesh.sum_in_place,
-        mesh.ranks.sum_in_place,
-        lambda values: mesh.sum_in_place(mesh.sum_in_place(values, "pipeline")),  # the last stage has predictions
-        replayed=data.replay is not None,
-        unrecorded="some weights are frozen or shared by ranks, or earlier data are replayed" if plain else "",
-    )
+    unrecorded = "some weights are frozen or shared by ranks, or earlier data are replayed" if plain else ""
+    targets, replayed = [branch.targets for branch in data.branches], data.replay is not None
+    context = training_context(training, targets, state, replayed=replayed, unrecorded=unrecorded)
+    executors = context.executors
     if stages is not None:
-        context = replace(
-            context, executors=tuple(SharedSteps(**vars(one), pipeline=stages) for one in context.executors)
-        )
+        executors = tuple(SharedSteps(**vars(one), pipeline=stages) for one in executors)
+    context = replace(
+        context,
+        executors=executors,
+        rank=number,
+        reduce=mesh.sum_in_place,
+        reduce_all=mesh.ranks.sum_in_place,
+        # the last stage has predictions
+        reduce_predicted=lambda values: mesh.sum_in_place(mesh.sum_in_place(values, "pipeline")),
+    )
     return state, context
 
 

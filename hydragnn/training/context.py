@@ -108,15 +108,11 @@ def training_context(
     settings: TrainSettings,
     branches: Sequence[Sequence[Target]],
     state: TrainState,
-    rank: int = 0,
-    reduce: Callable[[Tensor], Tensor] = alone,
-    reduce_all: Callable[[Tensor], Tensor] = alone,
-    reduce_predicted: Callable[[Tensor], Tensor] = alone,
     *,
     replayed: bool = False,
     unrecorded: str = "",
 ) -> TrainingContext:
-    """Return the context of the targets of all branches, with eager executors."""
+    """Return the context of one rank without peers, with eager executors."""
     device, targets = state.totals.device, tuple(target for branch in branches for target in branch)
     changes = any(target.stage_two_factor != 1.0 for target in targets)
     ends = [0, *accumulate(len(branch) for branch in branches)]
@@ -131,10 +127,6 @@ def training_context(
             [target.weight * target.stage_two_factor for target in targets], dtype=torch.float64, device=device
         ),
         stage_two=int(settings.stage_two * settings.epochs) if changes else 0,
-        rank=rank,
-        reduce=reduce,
-        reduce_all=reduce_all,
-        reduce_predicted=reduce_predicted,
         executors=tuple(
             EagerSteps(
                 model=state.of_branch(number),

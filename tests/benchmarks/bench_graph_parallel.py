@@ -107,7 +107,8 @@ def work(options: argparse.Namespace) -> None:
     parameters = parallelize(model, mesh, placement, train)
     targets = model.description.targets
     state = first_state(model, parameters, fields=1)
-    context = training_context(train, [targets], state, mesh.item, mesh.sum_in_place, mesh.ranks.sum_in_place)
+    sums = {"reduce": mesh.sum_in_place, "reduce_all": mesh.ranks.sum_in_place}
+    context = replace(training_context(train, [targets], state), rank=mesh.item, **sums)
     take_step(state, share, context, 1e-3)
     for _ in sys.stdin:
         CountedRanks.sent = 0
