@@ -7,8 +7,6 @@ from jaxtyping import Bool, Float
 from scipy.integrate import trapezoid
 from scipy.special import ndtr, ndtri
 
-from hydragnn.base.errors import InputError
-
 Rows = Float[np.ndarray, " rows"]
 
 
@@ -22,7 +20,6 @@ def point_metrics(
     >>> point_metrics(np.array([[1.0], [2.0], [3.0]]), np.array([[1.0], [2.0], [4.0]]))["mae"]
     0.3333333333333333
     """
-    _some_rows(target)
     target = np.ma.masked_invalid(target) if np.isnan(target).any() else target
     error = mean - target
     spread = float(np.mean((target - target.mean(axis=0)) ** 2))
@@ -94,7 +91,6 @@ def coverage(target: Rows, lower: Rows, upper: Rows) -> float:
     >>> coverage(np.array([0.0, 5.0]), np.array([-1.0, -1.0]), np.array([1.0, 1.0]))
     0.5
     """
-    _some_rows(target)
     inside: Bool[np.ndarray, " rows"] = (lower <= target) & (target <= upper)
     return float(np.mean(inside))
 
@@ -104,7 +100,6 @@ def miscalibration_area(target: Rows, mean: Rows, std: Rows) -> float:
 
     Kuleshov et al. 2018, arXiv:1807.00263; trapezoid over 101 levels.
     """
-    _some_rows(target)
     levels = np.linspace(0.0, 1.0, 101)
     half_widths = ndtri(0.5 + levels[1:-1] / 2.0)
     inside = np.searchsorted(np.sort(np.abs(target - mean) / std), half_widths, side="right") / len(target)
@@ -120,13 +115,7 @@ def rank_correlation(first: Rows, second: Rows) -> float:
     """
     from scipy.stats import rankdata
 
-    _some_rows(first)
     a = rankdata(first) - (len(first) + 1) / 2.0
     b = rankdata(second) - (len(second) + 1) / 2.0
     norm = math.sqrt(float(a @ a) * float(b @ b))
     return float(a @ b) / norm if norm > 0 else 0.0
-
-
-def _some_rows(values: Float[np.ndarray, "rows ..."]) -> None:
-    if len(values) == 0:
-        raise InputError("a metric over no values has no meaning; choose a part of the data that has labelled graphs")

@@ -24,7 +24,7 @@ from hydragnn.layers import Checkpointed, MessageGraph, States
 from hydragnn.models import BranchedModel, Distribution, GraphModel, Point
 from hydragnn.models.graph_model import Predicted, energy_derivatives, energy_seed, gradients_of, tied
 from hydragnn.training.executor import EagerSteps, Part
-from hydragnn.training.loss import loss_sums_of_stage
+from hydragnn.training.loss import loss_sums
 
 
 class Action(NamedTuple):
@@ -471,7 +471,7 @@ class SharedSteps(EagerSteps):
 
     def loss(self, predictions: Predictions, batch: GraphBatch, scale: Tensor) -> tuple[Tensor, Tensor]:
         """Return errors and loss of what this stage predicts."""
-        sums = loss_sums_of_stage(self.targets, predictions, batch)
+        sums = loss_sums(self.targets, predictions, batch)
         return sums, (sums * scale.to(sums.dtype)).sum()
 
     def predict(self, batch: GraphBatch) -> Predicted:

@@ -13,7 +13,7 @@ from hydragnn.base.errors import Interrupted
 from hydragnn.training.context import Callback, Diverged, StepResult, TrainingContext
 from hydragnn.training.data import RunData, Share
 from hydragnn.training.evaluate import flat_metrics
-from hydragnn.training.loss import label_counts, loss_sums_of_stage
+from hydragnn.training.loss import label_counts, loss_sums
 from hydragnn.training.metrics import Errors
 from hydragnn.training.schedule import learning_rate, out_of_patience
 from hydragnn.training.state import STOPPED, TrainState, seed_step
@@ -145,7 +145,7 @@ def validate(state: TrainState, data: RunData, context: TrainingContext, callbac
                 held = [target for target in branch.targets if target.name in predictions]  # a peer has the others
                 if not held:
                     continue
-                sums = loss_sums_of_stage(branch.targets, predictions, batch).to(torch.float64)
+                sums = loss_sums(branch.targets, predictions, batch).to(torch.float64)
                 share = sums.new_tensor([float(target in held) for target in branch.targets])
                 totals[:, own] += torch.stack([sums, share * label_counts(branch.targets, batch)])
                 for target in held:

@@ -80,14 +80,7 @@ def _label_count(target: Target, batch: GraphBatch) -> Float64[Tensor, ""]:
 def loss_sums(
     targets: Sequence[Target], predictions: Mapping[str, Distribution], batch: GraphBatch
 ) -> Float[Tensor, " targets"]:
-    """Return the summed errors of each target, normalised."""
-    return torch.stack([loss_sum(target, predictions[target.name], batch) for target in targets])
-
-
-def loss_sums_of_stage(
-    targets: Sequence[Target], predictions: Mapping[str, Distribution], batch: GraphBatch
-) -> Float[Tensor, " targets"]:
-    """Return ``loss_sums``, with zeros for targets that another stage predicts."""
+    """Return the summed errors of each target, normalised; zeros where another stage predicts it."""
     absent = batch.positions.new_zeros(())
     sums = [loss_sum(t, predictions[t.name], batch) if t.name in predictions else absent for t in targets]
     return torch.stack([one.to(sums[0].dtype) for one in sums])
