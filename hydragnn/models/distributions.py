@@ -114,10 +114,6 @@ class Number(Distribution):
         """Return the distribution of a mean of ``counts`` independent values."""
         return self
 
-    def floor_variance(self: N) -> N:
-        """Return the distribution with a variance above the floor."""
-        return self
-
     def error(self, target: Tensor) -> Float[Tensor, "items *shape"]:
         """Mean minus label."""
         return self.mean - target
@@ -183,10 +179,6 @@ class Normal(Number):
         """Divide means and variances of ``counts`` independent values."""
         counts = counts.to(self.variance.dtype).view(-1, *[1] * (self.variance.dim() - 1))
         return Normal(mean=self.mean, variance=self.variance / counts)
-
-    def floor_variance(self) -> "Normal":
-        """The variance plus the floor."""
-        return Normal(mean=self.mean, variance=self.variance + VARIANCE_FLOOR)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

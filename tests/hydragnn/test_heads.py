@@ -188,7 +188,7 @@ USELESS: list[tuple[str, str, dict[str, Any], str]] = [
     ("scalar", "charge", {"pool": "sum"}, "pool is for graph fields"),
     ("scalar", "charge", {"extensive": True}, "extensive is for graph fields"),
     ("vector", "forces", {"pool": "sum"}, "pool is for graph fields"),
-    ("scalar", "energy", {"graph_scale": True}, "graph_scale is for"),
+    ("scalar", "energy", {"graph_scale": True}, "graph_scale = True was of version 0.2.0"),
     ("scalar", "energy", {"correction_of": "charge"}, "correction_of is for node fields"),
     ("scalar", "dipole", {}, 'use kind = "vector"'),
     ("classes", "energy", {}, "numbers, not classes"),

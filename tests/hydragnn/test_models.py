@@ -47,32 +47,16 @@ def test_variances_are_positive_however_sure_the_model_is() -> None:
     assert bool((variance > 0).all()) and bool(variance.log().isfinite().all())
 
 
-def test_a_graph_scale_multiplies_all_nodes_of_a_graph_alike() -> None:
-    model = small_model("schnet", {**MOVED, "graph_scale": True})
-    batch = concatenate([chain(4, 3), chain(3, 3)])
-    before = model(batch)["displacement"].mean.detach()
-    with torch.no_grad():
-        model.heads[0].scale[-1].bias += 0.5
-    torch.testing.assert_close(model(batch)["displacement"].mean.detach(), before * torch.tensor(0.5).exp())
-
-
-@pytest.mark.parametrize("graph_scale", [False, True])
-def test_a_head_that_corrects_an_input_starts_from_it(graph_scale: bool) -> None:
-    head, inputs = {**MOVED, "graph_scale": graph_scale}, ("size", "guess")
+def test_a_head_that_corrects_an_input_starts_from_it() -> None:
     plain, corrected = (
-        small_model("schnet", {**head, **keys}, inputs=inputs) for keys in ({}, {"correction_of": "guess"})
+        small_model("schnet", {**MOVED, **keys}, inputs=("size", "guess")) for keys in ({}, {"correction_of": "guess"})
     )
     batch = concatenate([chain(4, 3), chain(3, 3)])
     guess = torch.randn(batch.num_nodes, 2, generator=torch.Generator().manual_seed(0))
     batch = batch.with_fields({"guess": guess}, fields=[FIELDS["guess"]])
-    scale = 1.0
-    if graph_scale:
-        states = plain.encode(batch, plain.message_graph(batch, plain.edge_vectors(batch)))[0]
-        means = torch.stack([one.mean(dim=0) for one in states.split(batch.counts("node").tolist())])
-        scale = corrected.heads[0].scale(means).exp().repeat_interleave(batch.counts("node"), dim=0)
     for factor in ([1.0, 1.0], [2.0, 0.0]):  # it starts from ones
         difference = corrected(batch)["displacement"].mean - plain(batch)["displacement"].mean
-        torch.testing.assert_close(difference, scale * guess * torch.tensor(factor))
+        torch.testing.assert_close(difference, guess * torch.tensor(factor))
         with torch.no_grad():
             corrected.heads[0].corrected.factor.copy_(torch.tensor([2.0, 0.0]))
 

@@ -62,7 +62,6 @@ REFUSED: list[tuple[str, dict[str, Any], dict[str, Any], dict[str, Any], str]] =
     ("gin", {}, {**SITE, "symmetry": "symmetric"}, {}, "symmetry is for edge fields, and site lies on nodes"),
     ("gin", {}, {**BOND, "symmetry": "antisymmetric"}, {}, "symmetry"),
     ("gin", {}, {**BOND, "conv_layers": 1}, {}, "conv_layers is for node fields"),
-    ("gin", {}, {**SITE, "per_index": 2, "graph_scale": True}, {}, "leave it or per_index out"),
     ("gin", {}, {**SITE, "per_index": 2, "correction_of": "size"}, {}, "correction_of is for one network"),
     # misspelled, a target, of edges, classes, another shape
     *(

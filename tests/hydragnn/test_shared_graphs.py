@@ -54,7 +54,7 @@ def model_of(kind: str, heads: list[Mapping[str, Any]], inputs: list[str], dim: 
 ENERGY = {**FORCES, "stress": "stress"}
 OVER_NODES = [
     {"kind": "scalar", "field": "mean", "pool": "attention"},
-    {"kind": "scalar", "field": "charge", "total": 0.0, "graph_scale": True},
+    {"kind": "scalar", "field": "charge", "total": 0.0},
 ]
 SCALES: dict[str, tuple[Callable[[], GraphBatch], Callable[[], GraphModel]]] = {
     "crystals": (crystals, lambda: model_of("painn", [ENERGY, *OVER_NODES], ["atomic_numbers"], 3, 4.0)),

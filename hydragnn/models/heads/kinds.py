@@ -27,7 +27,6 @@ from hydragnn.models.heads.modules import (
     GraphHead,
     IndexedNodeHead,
     NodeHead,
-    ScaledNodeHead,
     TensorHead,
     VectorHead,
 )
@@ -139,11 +138,10 @@ class _ItemHead(HeadSettings):
 
     @model_validator(mode="after")
     def _check_own_parts(self) -> "_ItemHead":
-        for key in ("graph_scale", "correction_of"):
-            if self.per_index is not None and getattr(self, key, None):
-                raise ValueError(
-                    f"head {self.field}: {key} is for one network for all nodes; leave it or per_index out"
-                )
+        if self.per_index is not None and self.corrected_input:
+            raise ValueError(
+                f"head {self.field}: correction_of is for one network for all nodes; leave it or per_index out"
+            )
         return self
 
 
@@ -178,7 +176,7 @@ class _PooledHead(_NumberHead):
 class ScalarHeadSettings(_ItemHead, _PooledHead):
     """Numbers on nodes, edges or graphs that do not turn."""
 
-    removed: ClassVar = {"total_shift": ...}
+    removed: ClassVar = {"total_shift": ..., "graph_scale": False}
 
     kind: Literal["scalar"] = "scalar"
     cuttable: ClassVar[bool] = True
@@ -187,13 +185,9 @@ class ScalarHeadSettings(_ItemHead, _PooledHead):
     """Pooling of nodes into a graph field (only there): sum adds up a network on every node, attention takes its mean with learned weights that sum to
     one (grains and cells of different size), mean (the default) and max pool states."""
 
-    graph_scale: bool = False
-    """Multiply a node field by a positive factor per graph, learned from the mean state: for targets whose size varies
-    from graph to graph more than their pattern does (displacements under different stiffness)."""
-
     correction_of: str | None = None
     """Node input of the field's shape that the network corrects (node fields only): the answer of a cheaper method, as a coarse solve or a
-    simpler model. It is added to what the network says, times a learned number per component, before ``graph_scale``."""
+    simpler model. It is added to what the network says, times a learned number per component."""
 
     total: Finite | str | None = None
     """Sum of a node field over each graph (node fields only): 0, or the name of a graph input with its value, in the unit of the field. The charges of a molecule
@@ -238,11 +232,8 @@ class ScalarHeadSettings(_ItemHead, _PooledHead):
         return self.network(NUMBER_OUTPUTS[self.distribution](field), field, context)
 
     def node_network(self, output: DistributionHead[Any], channels: int) -> nn.Module:
-        """Return the network of nodes, with the requested factor and total."""
-        if self.graph_scale:
-            head: nn.Module = ScaledNodeHead(output, self.hidden_dims, channels, self.correction_of)
-        else:
-            head = super().node_network(output, channels)
+        """Return the network of nodes, with the requested total."""
+        head = super().node_network(output, channels)
         return head if self.conserved is None else ConservedHead(head, self.conserved)
 
     def check(self, field: Field) -> None:
@@ -466,7 +457,7 @@ def _refuse_classes(field: Field) -> None:
 
 _PLACES: Mapping[Location, tuple[str, ...]] = {
     "graph": ("pool", "extensive", "per_node"),
-    "node": ("graph_scale", "correction_of", "per_index", "conv_layers"),
+    "node": ("correction_of", "per_index", "conv_layers"),
     "edge": ("symmetry",),
 }
 """The keys that only fields of one place use."""

@@ -158,29 +158,6 @@ class IndexedNodeHead(nn.Module):
         return self.output(values.transpose(0, 1).reshape(batch.num_nodes, self.output.width))
 
 
-class ScaledNodeHead(NodeHead):
-    """y_i = exp(scale(mean_j h_j)) (output(network(h_i)) [+ a x_i]) - origin.
-
-    A pattern times a positive factor of the graph. No published form.
-    The factor multiplies values that may have been shifted by their mean, so a learned origin is taken off afterwards.
-    """
-
-    def __init__(
-        self, output: DistributionHead[Any], hidden_dims: list[int], channels: int, corrected: str | None = None
-    ) -> None:
-        super().__init__(output, hidden_dims, channels, corrected)
-        self.scale = mlp([channels, *hidden_dims, 1])
-        self.origin = nn.Parameter(torch.zeros(output.shape))
-
-    def forward(self, states: States, graph: MessageGraph, batch: GraphBatch) -> Number:
-        """A distribution per node, of the field's shape."""
-        pattern: Number = super().forward(states, graph, batch)  # type: ignore[assignment]  # [nodes, *shape]
-        of_graph = pooled_nodes(states[0], graph, "mean")  # [graphs, channels]
-        factor = graph.to_nodes(self.scale(of_graph).exp())  # [nodes, 1]
-        factor = factor.view(-1, *[1] * (pattern.mean.dim() - 1))  # [nodes, 1, ...], as many axes as the field has
-        return pattern.scale_by(factor).floor_variance().shift_by(-self.origin)
-
-
 class ConservedHead(nn.Module):
     """y_i = a_i + (total - sum_j a_j) / nodes, with a from another head.
 

@@ -34,7 +34,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "graph field": {"total": "load"},
     "gaussian": {"total": "load", "distribution": "gaussian", "loss": "nll"},
     "networks per index": {"total": "load", "per_index": 4},
-    "layers and factors of its own": {"total": "load", "conv_layers": 1, "graph_scale": True},
+    "layers of its own": {"total": "load", "conv_layers": 1},
 }
 
 
