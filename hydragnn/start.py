@@ -18,7 +18,7 @@ from hydragnn.models.saving import checksum_of_weights, read_description
 
 OF_LOSSES = (
     *("weight", "loss", "per_node", "class_weights", "references", "stage_two_factor"),
-    *("forces", "forces_weight", "stress", "stress_weight", "stress_per_node"),
+    *("forces", "forces_weight", "stress", "stress_weight"),
 )
 """Settings of heads that do not change their network."""
 

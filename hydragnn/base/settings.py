@@ -252,6 +252,7 @@ REMOVED: Mapping[str, str] = {
     "model.latents": "[model.global_attention] is attention among all nodes of a graph",
     "start.layer_decay": "freeze and encoder_rate say what learns slower",
     "heads.graph_scale": 'a head predicts sizes itself; loss = "relative" counts all graphs alike',
+    "heads.stress_per_node": "errors of a stress are those of virials per atom, so that they teach something",
     "heads.total_shift": "all nodes take an equal share in the shift to their total, which is as precise",
 }
 """Keys of earlier versions, each with what to use instead."""

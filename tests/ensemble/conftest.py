@@ -209,7 +209,7 @@ def strained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Atoms]:
         "data": {"store": str(written(root / "copper.h5", concatenate(graphs), cutoff=4.0))},
         "split": {"train": 0.6, "valid": 0.2},
         "model": {"kind": "schnet", "hidden_dim": 4, "num_layers": 1, "num_radial": 6, "cutoff": 4.0},
-        "heads": [{**ENERGY_HEAD, "stress": "stress", "stress_per_node": False, "hidden_dims": [4]}],
+        "heads": [{**ENERGY_HEAD, "stress": "stress", "hidden_dims": [4]}],
         "train": {"epochs": 1, "precision": "fp64"},
     }
     assert train(RunConfig.parse(table), root / "run").status == "finished"

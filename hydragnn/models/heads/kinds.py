@@ -36,11 +36,8 @@ WITH_DERIVATIVES: Mapping[str, ActsWith] = {
     "forces_weight": ActsWith(
         words="in a head with forces", remedy="name their field in forces", holds=lambda head: bool(head.forces)
     ),
-    **dict.fromkeys(
-        ("stress_weight", "stress_per_node"),
-        ActsWith(
-            words="in a head with stress", remedy="name its field in stress", holds=lambda head: bool(head.stress)
-        ),
+    "stress_weight": ActsWith(
+        words="in a head with stress", remedy="name its field in stress", holds=lambda head: bool(head.stress)
     ),
     "stage_two_factor": ActsWith(
         words="in a head with forces or stress",
@@ -254,6 +251,7 @@ class EnergyHeadSettings(_NumberHead):
     """Extensive number of a graph, with derivatives and reference values."""
 
     acts_with: ClassVar = WITH_DERIVATIVES
+    removed: ClassVar = {"stress_per_node": True}
 
     kind: Literal["energy"] = "energy"
     cuttable: ClassVar[bool] = True
@@ -278,10 +276,7 @@ class EnergyHeadSettings(_NumberHead):
     """Graph field (3 x 3) of stress, predicted as the virial of this head divided by the volume."""
 
     stress_weight: float = Setting(default=1.0, ge=0)
-    """Weight of the stress' mean loss in the total."""
-
-    stress_per_node: bool = True
-    """Multiply the error of the stress by the volume per node in the loss: a virial per atom, in the unit of energies per atom."""
+    """Weight of the stress' mean loss in the total. Its error is multiplied by the volume per node: a virial per atom, in the unit of energies per atom."""
 
     stage_two_factor: float = Setting(default=10.0, gt=0)
     """Factor by which the energy weighs more in the second stage of training (``train.stage_two``), in heads with forces or stress;
@@ -339,7 +334,7 @@ class EnergyHeadSettings(_NumberHead):
                 field=fields[name],
                 loss=self.loss,
                 weight=self.weights[name],
-                per_node=what == "stress" and self.stress_per_node,
+                per_node=what == "stress",
                 derivative=what,  # type: ignore[arg-type]
                 source=self.field,
             )
