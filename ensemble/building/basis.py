@@ -111,10 +111,8 @@ def validated(setup: Setup, parts: Parts, valid: MemberOutputs | None = None) ->
     doubts = [part_doubts(ensemble.targets, one, ensemble.weights_of, calibrations) for one in held_out.values()]
     graphs = [one.graphs for one in held_out.values()]
     domain, own_scores = training_domain(setup, split.train, [*zip(graphs, doubts)])
-    every: Parts = {"valid": (store, valid), **parts}
-    scores = {
-        part: part_scores(ensemble, domain, where, outputs, calibrations) for part, (where, outputs) in every.items()
-    }
+    every: Parts = {"valid": valid, **parts}
+    scores = {part: part_scores(ensemble, domain, store, outputs, calibrations) for part, outputs in every.items()}
     distance, of_graphs = growth_among(domain, own_scores)
     if distance.power:
         distances = dict(zip(held_out, np.split(of_graphs, np.cumsum([*map(len, graphs)])[:-1])))
@@ -175,9 +173,7 @@ def cross_validated(setup: Setup, parts: Parts, folds: Sequence[Fold]) -> Basis:
 
     everything = np.setdiff1d(np.arange(len(store)), setup.split.test)
     domain, scores = training_domain(setup, everything, [(one.fold.graphs, doubts(one)) for one in of_every_fold])
-    of_parts = {
-        part: part_scores(ensemble, domain, where, outputs, calibrations) for part, (where, outputs) in parts.items()
-    }
+    of_parts = {part: part_scores(ensemble, domain, store, outputs, calibrations) for part, outputs in parts.items()}
     distance, of_graphs = growth_among(domain, scores)
     if distance.power:
         of_folds = np.split(of_graphs, np.cumsum([len(one.fold.graphs) for one in of_every_fold])[:-1])

@@ -34,7 +34,7 @@ from hydragnn.ensemble.building.evaluation import (
     part_evaluation,
     with_baselines,
 )
-from hydragnn.ensemble.building.held_out import Fold, Parts, Setup, calibrating_split
+from hydragnn.ensemble.building.held_out import Fold, Setup, calibrating_split
 from hydragnn.ensemble.building.training_domain import part_scores, with_latent_spaces
 from hydragnn.ensemble.domain import FALSE_ALARMS
 from hydragnn.ensemble.ensemble import Ensemble, ensemble_of
@@ -62,7 +62,6 @@ def build_ensemble(
     nominal: float = 0.9,
     false_alarms: float = FALSE_ALARMS,
     store: GraphStore | None = None,
-    others: Mapping[str, GraphStore] | None = None,
     branch: str = "",
     baselines: Sequence[str] = (),
 ) -> Evaluation:
@@ -70,8 +69,8 @@ def build_ensemble(
 
     Validation graphs set weights of members per field, from ``weights`` on; ``by_field`` turns that off or on, and without it
     weights that are passed stand.
-    The calibration uses the calibration part only, or validation where there is none; the evaluation covers validation,
-    test and every store in ``others``. Members whose splits together leave every graph out are an ensemble by
+    The calibration uses the calibration part only, or validation where there is none; the evaluation covers validation
+    and test. Members whose splits together leave every graph out are an ensemble by
     cross-validation: members calibrate and are evaluated on graphs that they have not seen. The store is by default that
     of the runs. The folder is complete or absent. InputError where runs did not finish or do not fit together, the store
     is another one, ``false_alarms`` is no share above 0, or ``out`` exists; Interrupted after a stop signal. Of runs with branches one is named.
@@ -107,16 +106,13 @@ def build_ensemble(
         )
         if not folds and (weights is None if by_field is None else by_field):
             setup, valid = weighted(setup)
-        parts = _parts(setup, others or {}, check)
+        parts = {"test": setup.outputs(split.test)} if len(split.test) else {}
         check()
         basis = cross_validated(setup, parts, folds) if folds else validated(setup, parts, valid)
 
-        graphs_of: dict[str, tuple[GraphStore, Int[np.ndarray, " graphs"]]] = {
-            "valid": (store, split.valid),
-            HELD_OUT: (store, np.concatenate([fold.graphs for fold in folds] or [split.test[:0]])),
-            **{name: (where, outputs.graphs) for name, (where, outputs) in parts.items()},
-        }
-        evaluation = with_baselines(basis.evaluation, compared, graphs_of)
+        held_out = np.concatenate([fold.graphs for fold in folds] or [split.test[:0]])
+        graphs_of = {"valid": split.valid, "test": split.test, HELD_OUT: held_out}
+        evaluation = with_baselines(basis.evaluation, compared, store, graphs_of)
         manifest = replace(
             setup.ensemble.manifest,
             nominal=nominal,
@@ -129,17 +125,6 @@ def build_ensemble(
     if evaluation.caveat:
         print_note(evaluation.caveat)
     return evaluation
-
-
-def _parts(setup: Setup, others: Mapping[str, GraphStore], check: Callable[[], None]) -> Parts:
-    """Return outputs of members for the test part and every other store."""
-    parts: Parts = {}
-    if len(setup.split.test):
-        parts["test"] = (setup.store, setup.outputs(setup.split.test))
-    for name, other in others.items():
-        check()
-        parts[name] = (other, setup.outputs(np.arange(len(other)), other))
-    return parts
 
 
 def _baselines(

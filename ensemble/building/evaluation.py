@@ -223,10 +223,10 @@ def evaluate_parts(
     climatologies = climatologies_of(setup.store, setup.split.train, model.targets)
     metrics: dict[str, Part] = {}
     arrays: dict[str, NDArray[Any]] = {}
-    for part, (where, outputs) in parts.items():
+    for part, outputs in parts.items():
         fine = np.setdiff1d(outputs.graphs, np.array(sorted(outputs.failures), dtype=np.int64))
-        baseline = errors_on(trivial, where, fine, model.targets, Budget(max_graphs=1024)) if len(fine) else {}
-        baselines = baseline_errors([(setup.baselines, fine)], where, model.targets) if len(fine) else {}
+        baseline = errors_on(trivial, setup.store, fine, model.targets, Budget(max_graphs=1024)) if len(fine) else {}
+        baselines = baseline_errors([(setup.baselines, fine)], setup.store, model.targets) if len(fine) else {}
         metrics[part], rows = part_evaluation(
             ensemble.targets,
             outputs,
@@ -239,22 +239,21 @@ def evaluate_parts(
             climatologies,
         )
         arrays |= {f"{part}/{name}": values for name, values in rows.items()}
-    return joint_evaluation(
-        names, {part: outputs for part, (_, outputs) in parts.items()}, metrics, setup.nominal
-    ), arrays
+    return joint_evaluation(names, parts, metrics, setup.nominal), arrays
 
 
 def with_baselines(
     evaluation: Evaluation,
     baselines: Sequence[Baseline],
-    parts: Mapping[str, tuple[GraphStore, Int[np.ndarray, " graphs"]]],
+    store: GraphStore,
+    parts: Mapping[str, Int[np.ndarray, " graphs"]],
 ) -> Evaluation:
     """Return the evaluation with scores of calculators beside the simple predictors."""
     scores = dict(evaluation.parts)
     for baseline in baselines:
         for part, of_targets in scores.items():
             with as_note(f"baseline {baseline.name} has no errors of {part}"):
-                outputs = baseline.outputs(*parts[part])
+                outputs = baseline.outputs(store, parts[part])
                 own, _ = part_evaluation(baseline.targets, outputs, [baseline.name], lambda _: np.ones(1), {}, {}, {})
                 scores[part] = of_targets | {
                     name: replace(

@@ -104,8 +104,8 @@ def _joined(first: Split, second: Split) -> Split:
     return Split(train=train, valid=valid, calibration=calibration, test=test)
 
 
-Parts = dict[str, tuple[GraphStore, MemberOutputs]]
-"""Outputs of all members for graphs of a store, by the name of the part."""
+Parts = dict[str, MemberOutputs]
+"""Outputs of all members for graphs of the store, by the name of the part."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -123,8 +123,7 @@ class Setup:
     false_alarms: float
     """Share of usual graphs that may be flagged."""
 
-    def outputs(self, graphs: Int[np.ndarray, " graphs"], store: GraphStore | None = None) -> MemberOutputs:
-        """Predict graphs of the training store, or of another, with every member."""
-        store = store or self.store
-        ensemble = self.ensemble
+    def outputs(self, graphs: Int[np.ndarray, " graphs"]) -> MemberOutputs:
+        """Predict graphs of the store with every member."""
+        store, ensemble = self.store, self.ensemble
         return member_outputs(ensemble.members, store, graphs, ensemble.needed(store), ensemble.manifest.simple)

@@ -207,7 +207,7 @@ def test_a_long_run_alone_and_without_limit_records_by_itself(
 
 
 def of_model(model: Any) -> TrainedModel:
-    return TrainedModel(model=model, normalisation=Normalisation(), executor=Eager(model=model))
+    return TrainedModel(model=model.eval(), normalisation=Normalisation(), executor=Eager(model=model))
 
 
 def replayed_by(one: TrainedModel, record: Any) -> TrainedModel:
@@ -348,7 +348,7 @@ def check_launches(models: Sequence[TrainedModel], batch: GraphBatch) -> None:
 def test_every_head_of_several_models_predicts_as_one_what_it_does_alone(kind: str) -> None:
     batch = concatenate([make_graph(1, 5), make_graph(2, 7), make_graph(3, 1, edges=0)])
     for changes in ({}, {"conditioning": "film"}, {"conditioning": "pooled"}):
-        assert_stacked([of_model(make_model(kind, seed, **changes).eval()) for seed in range(3)], batch)
+        assert_stacked([of_model(make_model(kind, seed, **changes)) for seed in range(3)], batch)
 
 
 class OwnActivation(torch.nn.Module):
