@@ -232,29 +232,13 @@ def entropy(probabilities: Float[Array, "... classes"]) -> Float[Array, "..."]:
 
 def class_scores(probabilities: Rows, labels: Int[np.ndarray, " rows"]) -> dict[str, float]:
     """Return accuracy, NLL, Brier score, calibration error, AUROC and others."""
+    from sklearn.metrics import roc_auc_score  # which predictions do not need
+
     p, y = torch.from_numpy(np.ascontiguousarray(probabilities)), torch.from_numpy(labels)
     nll = -p[torch.arange(len(y)), y].clamp_min(TINY).log()
     values = class_values(class_sums(p, nll, y).numpy(), p.shape[1])
     scores = {name: value for name, value in values.items() if value is not None and name != "count"}
-    area = auroc(probabilities, labels)
-    return scores if np.isnan(area) else {**scores, "auroc": area}
-
-
-def auroc(probabilities: Rows, labels: Int[np.ndarray, " rows"]) -> float:
-    """Return the mean area under the ROC curve, class against rest.
-
-    The chance that a row of the class has a higher probability of it than a row of another class; ties count half.
-
-    >>> auroc(np.array([[0.9, 0.1], [0.4, 0.6], [0.2, 0.8]]), np.array([0, 1, 1]))
-    1.0
-    """
-    from scipy.stats import rankdata  # a third of a second, which predictions do not need
-
-    areas = []
-    for number in np.unique(labels):
-        of_class = labels == number
-        positive, negative = int(of_class.sum()), int((~of_class).sum())
-        if negative:
-            ranks = rankdata(probabilities[:, number])[of_class].sum()
-            areas.append((ranks - positive * (positive + 1) / 2) / (positive * negative))
-    return float(np.mean(areas)) if areas else float("nan")
+    if len(present := np.unique(labels)) > 1:  # the mean of class against rest
+        areas = [roc_auc_score(labels == number, probabilities[:, number]) for number in present]
+        scores["auroc"] = float(np.mean(areas))
+    return scores

@@ -113,9 +113,7 @@ def rank_correlation(first: Rows, second: Rows) -> float:
     >>> rank_correlation(np.array([1.0, 2.0, 3.0]), np.array([10.0, 20.0, 90.0]))
     1.0
     """
-    from scipy.stats import rankdata
+    from scipy.stats import spearmanr
 
-    a = rankdata(first) - (len(first) + 1) / 2.0
-    b = rankdata(second) - (len(second) + 1) / 2.0
-    norm = math.sqrt(float(a @ a) * float(b @ b))
-    return float(a @ b) / norm if norm > 0 else 0.0
+    is_constant = not (np.ptp(first) and np.ptp(second))
+    return 0.0 if is_constant else float(spearmanr(first, second).statistic)

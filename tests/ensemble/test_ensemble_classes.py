@@ -12,13 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import log_softmax, softmax
 from scipy.stats import binom
-from sklearn.metrics import roc_auc_score
 
 from hydragnn.base.files import read_sealed
 from hydragnn.datasets import open_store, without_edges
 from hydragnn.ensemble import Ensemble, build_ensemble, predict_to_file
 from hydragnn.ensemble.estimates.calibration.classes import fit_classes, temper
-from hydragnn.ensemble.estimates.classes import ClassEstimate, auroc
+from hydragnn.ensemble.estimates.classes import ClassEstimate
 from hydragnn.graphs import Field, GraphBatch, concatenate
 from hydragnn.graphs.validate import graph_from_arrays
 from hydragnn.models import Categorical, Target
@@ -118,14 +117,6 @@ def test_too_few_graphs_for_the_level_promise_nothing() -> None:
     p, labels = draw(np.random.default_rng(3), 5)
     assert not fit_classes(FOUR, labels, p, np.arange(5), nominal=0.9).guaranteed
     refused("no labelled graph to calibrate on", fit_classes, FOUR, labels[:0], p[:0], np.arange(0), nominal=0.9)
-
-
-def test_auroc_agrees_with_scikit_learn() -> None:
-    p, labels = draw(np.random.default_rng(4), 300)
-    p = p.round(2) + 1e-3  # with ties
-    p /= p.sum(1, keepdims=True)
-    expected = roc_auc_score(labels.astype(int), p, multi_class="ovr")
-    assert auroc(p, labels.astype(np.int64)) == pytest.approx(expected)
 
 
 def chain(generator: np.random.Generator, labelled: bool) -> GraphBatch:
