@@ -1,6 +1,6 @@
 """Graphs that no member, or only some members, have learned from."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 
@@ -29,14 +29,22 @@ class Fold:
     graphs: Graphs
 
 
-def joint_split(members: Sequence[Member], store: GraphStore) -> Split:
-    """Return the parts of a store for all members together.
+def calibrating_split(members: Sequence[Member], store: GraphStore) -> tuple[Split, tuple[Fold, ...]]:
+    """Return the parts of a store for all members, and the folds of a cross-validation ensemble.
 
     A graph that trained one member is a training graph of all; what chose for one, and trained none, is validation; only
     what neither trained nor chose for any calibrates, and the rest is the test part. Of members with one ``[split]`` it is
-    that split. InputError where no validation graph is left.
+    that split. Members cross-validate where no validation graph of all is left, and where no graph calibrates for all of them and each
+    (but those of the test part of all) was held out by some. InputError where nothing is left to calibrate on.
     """
-    split = _union(members, store)
+    splits = splits_of(members, store)
+    split = reduce(_joined, {id(one): one for one in splits}.values())
+    speaking = [position for position, member in enumerate(members) if member.weight > 0]
+    folds = fold_graphs({position: splits[position] for position in speaking}, len(store))
+    complete = sum(len(fold.graphs) for fold in folds) + len(split.test) == len(store)
+    if 2 <= len(folds) <= MOST and (complete or not len(split.valid)):
+        of_all = [Fold(members=tuple(speaking), graphs=split.calibration)] if len(split.calibration) else []
+        return split, (*folds, *of_all)
     if not len(split.valid):
         settings = [member.config.split for member in members]
         names = " and ".join([members[0].name, *(m.name for m in members if m.config.split != settings[0])][:2])
@@ -44,37 +52,19 @@ def joint_split(members: Sequence[Member], store: GraphStore) -> Split:
             f"members {names} hold out different graphs: each that one was validated on has trained another, so that none is "
             "left to calibrate on; choose runs with one [split], or runs that together leave every graph to a test part, in few ways"
         )
-    return split
+    return split, ()
 
 
-def calibrating_split(members: Sequence[Member], store: GraphStore) -> tuple[Split, tuple[Fold, ...]]:
-    """Return the joint split and the folds of a cross-validation ensemble.
-
-    Members cross-validate where no validation graph of all is left, and where no graph calibrates for all of them and each
-    (but those of the test part of all) was held out by some. InputError where nothing is left to calibrate on.
-    """
-    split, folds = _union(members, store), fold_graphs(members, store)
-    complete = sum(len(fold.graphs) for fold in folds) + len(split.test) == len(store)
-    if not 2 <= len(folds) <= MOST or (len(split.valid) and not complete):
-        return joint_split(members, store), ()
-    if len(split.calibration):
-        everyone = tuple(position for position, member in enumerate(members) if member.weight > 0)
-        folds = (*folds, Fold(members=everyone, graphs=split.calibration))
-    return split, folds
-
-
-def fold_graphs(members: Sequence[Member], store: GraphStore) -> tuple[Fold, ...]:
-    """Return graphs that trained or chose for some members only, as folds."""
-    speaking = [position for position, member in enumerate(members) if member.weight > 0]
-    used = np.zeros((len(speaking), len(store)), dtype=np.bool_)
-    splits = splits_of(members, store)
-    for row, position in enumerate(speaking):
-        used[row, np.union1d(splits[position].train, splits[position].valid)] = True
-    some = np.flatnonzero(used.any(axis=0) & ~used.all(axis=0))
+def fold_graphs(splits: Mapping[int, Split], graphs: int) -> tuple[Fold, ...]:
+    """Return graphs that trained or chose for some members only, as folds; ``splits`` are by position."""
+    used = np.zeros((len(splits), graphs), dtype=np.bool_)
+    for row, split in enumerate(splits.values()):
+        used[row, np.union1d(split.train, split.valid)] = True
+    some, positions = np.flatnonzero(used.any(axis=0) & ~used.all(axis=0)), [*splits]
     patterns, of_graph = np.unique(used[:, some], axis=1, return_inverse=True)
     return tuple(
         Fold(
-            members=tuple(speaking[row] for row in np.flatnonzero(~patterns[:, number])),
+            members=tuple(positions[row] for row in np.flatnonzero(~patterns[:, number])),
             graphs=some[of_graph.reshape(-1) == number],
         )
         for number in range(patterns.shape[1])
@@ -88,11 +78,6 @@ def splits_of(members: Sequence[Member], store: GraphStore) -> list[Split]:
         same = next((k for k in range(number) if members[k].config.split == member.config.split), None)
         splits.append(make_split(store, member.config.split) if same is None else splits[same])
     return splits
-
-
-def _union(members: Sequence[Member], store: GraphStore) -> Split:
-    """Return the parts for all members together; any may be empty."""
-    return reduce(_joined, {id(split): split for split in splits_of(members, store)}.values())
 
 
 def _joined(first: Split, second: Split) -> Split:

@@ -3,7 +3,7 @@
 import math
 
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from scipy.integrate import trapezoid
 from scipy.special import ndtr, ndtri
 
@@ -83,16 +83,6 @@ def gaussian_nll(target: Rows, mean: Rows, std: Rows) -> Rows:
     """
     z = (target - mean) / std
     return 0.5 * z * z + np.log(std) + 0.5 * math.log(2.0 * math.pi)
-
-
-def coverage(target: Rows, lower: Rows, upper: Rows) -> float:
-    """Return the fraction of targets inside their intervals, ends included.
-
-    >>> coverage(np.array([0.0, 5.0]), np.array([-1.0, -1.0]), np.array([1.0, 1.0]))
-    0.5
-    """
-    inside: Bool[np.ndarray, " rows"] = (lower <= target) & (target <= upper)
-    return float(np.mean(inside))
 
 
 def miscalibration_area(target: Rows, mean: Rows, std: Rows) -> float:

@@ -31,7 +31,6 @@ from hydragnn.ensemble.estimates.estimate import (
     Weights,
 )
 from hydragnn.ensemble.estimates.metrics import (
-    coverage,
     gaussian_crps,
     gaussian_nll,
     miscalibration_area,
@@ -202,7 +201,7 @@ class NumberEstimate(Estimate):
         known = np.isfinite(upper - lower)
         intervals = {"unknown": float(np.mean(~known))}
         if known.any():
-            intervals["coverage"] = coverage(y[known], lower[known], upper[known])
+            intervals["coverage"] = float(np.mean(((lower <= y) & (y <= upper))[known]))
             intervals["interval_width"] = float(np.mean((upper - lower)[known]))
         return {
             "crps": float(np.mean(gaussian_crps(y, mean, std))),

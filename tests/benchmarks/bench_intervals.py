@@ -25,7 +25,7 @@ from rich.table import Table
 from hydragnn.config import config_from_table
 from hydragnn.datasets import StoreWriter, open_store
 from hydragnn.ensemble.building.build import build_ensemble
-from hydragnn.ensemble.building.held_out import joint_split
+from hydragnn.ensemble.building.held_out import calibrating_split
 from hydragnn.ensemble.ensemble import Ensemble
 from hydragnn.ensemble.estimates.calibration.numbers import Calibration
 from hydragnn.ensemble.estimates.estimate import Labelled
@@ -71,7 +71,7 @@ def labelled_parts(ensemble: Ensemble, path: Path, folder: Path) -> Mapping[str,
     kept = folder / "parts.npz"
     if not kept.exists():
         store = open_store(path)
-        split, read = joint_split(ensemble.members, store), ensemble.needed(store)
+        (split, _), read = calibrating_split(ensemble.members, store), ensemble.needed(store)
         arrays: dict[str, NDArray[Any]] = {}
         for part, graphs in (("valid", split.valid), ("calibration", split.calibration), ("test", split.test)):
             outputs = member_outputs(ensemble.members, store, graphs, read)

@@ -20,7 +20,7 @@ from hydragnn.ensemble.estimates.calibration.numbers import Calibration, fit_cal
 from hydragnn.ensemble.estimates.calibration.protocol import NO_GROWTH, POWER, USUAL, Distance, held_out_p_values
 from hydragnn.ensemble.estimates.classes import ClassEstimate
 from hydragnn.ensemble.estimates.estimate import FoldLabels, Labelled
-from hydragnn.ensemble.estimates.metrics import coverage, gaussian_crps, point_metrics
+from hydragnn.ensemble.estimates.metrics import gaussian_crps, point_metrics
 from hydragnn.ensemble.estimates.numbers import NumberEstimate, moments_of
 from hydragnn.ensemble.manifest import calibration_from_json
 from hydragnn.graphs import Field
@@ -351,7 +351,7 @@ def test_scores_and_evidence_are_of_present_labels() -> None:
     assert scores.ensemble["rmse"] == pytest.approx(np.sqrt(np.mean((mean - y) ** 2)), rel=1e-12)
     assert scores.ensemble["r2"] == pytest.approx(1 - np.mean((mean - y) ** 2) / spread, rel=1e-12)
     assert scores.ensemble["crps"] == pytest.approx(np.mean(gaussian_crps(y, mean, std)), rel=1e-12)
-    assert scores.ensemble["coverage"] == coverage(y, lower, upper) and scores.ensemble["unknown"] == 0.0
+    assert scores.ensemble["coverage"] == np.mean((lower <= y) & (y <= upper)) and scores.ensemble["unknown"] == 0.0
     first = some.members[0].mean.numpy()[known]
     assert scores.members["a"]["mae"] == pytest.approx(np.abs(first - y).mean(), rel=1e-12)
     evidence = NumberEstimate.evidence(BOTH, some.labels, some.members)

@@ -13,7 +13,7 @@ from ase import Atoms
 
 from hydragnn.datasets import MemoryStore, SplitSettings, make_split, open_store
 from hydragnn.ensemble import Ensemble, build_ensemble, predict_to_file
-from hydragnn.ensemble.building.held_out import calibrating_split, joint_split
+from hydragnn.ensemble.building.held_out import calibrating_split
 from hydragnn.ensemble.estimates.calibration.numbers import Calibration
 from hydragnn.ensemble.estimates.calibration.protocol import held_out_p_values
 from hydragnn.ensemble.estimates.numbers import NumberEstimate
@@ -205,7 +205,7 @@ def calibrated_runs(runs: list[Path], tmp_path_factory: pytest.TempPathFactory) 
 @pytest.mark.parametrize("calibration", [0.0, 0.1, 0.25])
 def test_unseen_ones_calibrate(member: Member, store: MemoryStore, seeds: tuple[int, ...], calibration: float) -> None:
     members = [with_split(member, seed=seed, calibration=calibration) for seed in seeds]
-    joint, splits = joint_split(members, store), [make_split(store, one.config.split) for one in members]
+    (joint, _), splits = calibrating_split(members, store), [make_split(store, one.config.split) for one in members]
     for split in splits:
         assert not np.intersect1d(joint.calibration, np.union1d(split.train, split.valid)).size
         assert not np.intersect1d(joint.test, np.concatenate([split.train, split.valid, split.calibration])).size
@@ -219,7 +219,7 @@ def test_members_that_leave_no_validation_are_refused(member: Member, store: Mem
     halves = [with_split(member, train=0.5, valid=0.5, seed=seed, calibration=None) for seed in range(20)]
     trained = [int(make_split(few, one.config.split).train[0]) for one in halves]
     one, other = halves[trained.index(0)], halves[trained.index(1)]
-    refused(r"hold out different graphs.*choose runs with one", joint_split, [one, other], few)
+    refused(r"hold out different graphs.*choose runs with one", calibrating_split, [one, other], few)
 
 
 def test_graphs_that_chose_nothing_calibrate(calibrated_runs: list[Path], store: MemoryStore, tmp_path: Path) -> None:
@@ -231,7 +231,7 @@ def test_graphs_that_chose_nothing_calibrate(calibrated_runs: list[Path], store:
     assert set(evaluation.parts) == {"valid", "test"}
     with np.load(tmp_path / "out" / "evaluation.npz") as arrays:
         tested = set(arrays["test/energy/graph"].tolist())
-    split = joint_split([load_run(run) for run in calibrated_runs], store)
+    split, _ = calibrating_split([load_run(run) for run in calibrated_runs], store)
     assert tested == set(split.test.tolist()) and not tested & set(split.calibration.tolist())
 
 

@@ -18,7 +18,7 @@ from hydragnn.ensemble.building.weights import (
 )
 from hydragnn.ensemble.estimates import metrics
 from hydragnn.ensemble.estimates.estimate import CandidateEvidence
-from hydragnn.ensemble.estimates.metrics import coverage, gaussian_crps, gaussian_nll, point_metrics
+from hydragnn.ensemble.estimates.metrics import gaussian_crps, gaussian_nll, point_metrics
 from hydragnn.ensemble.estimates.moments import MixtureMoments, isotropic, total_variance
 from hydragnn.ensemble.estimates.numbers import NumberEstimate
 from hydragnn.graphs import Field
@@ -62,10 +62,6 @@ def test_miscalibration_area_is_small_for_honest_and_near_half_for_absurd_errors
 
 def test_a_rank_correlation_with_a_constant_is_zero() -> None:
     assert metrics.rank_correlation(np.ones(4), np.arange(4.0)) == 0.0
-
-
-def test_coverage_counts_the_ends() -> None:
-    assert coverage(np.array([1.0, 2.0, 9.0]), np.ones(3), np.array([1.5, 2.0, 3.0])) == pytest.approx(2 / 3)
 
 
 def of_points(means: np.ndarray, weights: np.ndarray) -> MixtureMoments:
