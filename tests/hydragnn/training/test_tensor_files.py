@@ -119,7 +119,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "empty state": (lambda c: (c / "state.json").write_text("{}"), "state.json is damaged"),
     "nested state": (lambda c: (c / "state.json").write_text("[" * 100_000), "state.json is not valid JSON"),
     "endless number": (lambda c: (c / "state.json").write_text("9" * 10_000), "state.json is not valid JSON"),
-    "empty tensors": (lambda c: (c / "tensors.safetensors").write_bytes(b""), "has 0 bytes, not the"),
+    "empty tensors": (lambda c: (c / "tensors.safetensors").write_bytes(b""), "is damaged: its checksum"),
     "no tensors": (lambda c: (c / "tensors.safetensors").unlink(), "cannot be read"),
     "newer": (lambda c: rewritten(c, version=99), "has version 99, this program reads up to 3; update"),
     "other model": (lambda c: rewritten(c, layout={}), "holds another model"),
@@ -127,7 +127,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "no ranks": (lambda c: rewritten(c, ranks=0), "ranks: .* greater than or equal to 1"),
     "curves of another length": (lambda c: rewritten(c, epoch=7), "a curve does not have 7 values"),
     "a file elsewhere": (lambda c: with_index(c, file="../../secret.safetensors"), "String should match pattern"),
-    "a tensor beyond all memory": (lambda c: with_index(c, shape=[HUGE]), "bytes, not the .* that were written"),
+    "a tensor beyond all memory": (lambda c: with_index(c, shape=[HUGE]), "is not what the index says"),
     "pieces with a hole": (lambda c: with_index(c, whole=[HUGE]), "pieces of tensor weights do not make it up"),
 }
 
