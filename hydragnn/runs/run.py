@@ -56,12 +56,8 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("folder", type=Path, help="run folder with config.json")
     parser.add_argument("--until", type=int, default=None, help="end of the segment, in epochs (default: all epochs)")
     parser.add_argument("--threads", type=int, default=1, help="threads of this process on the CPU (default: 1)")
-    parser.add_argument("--device", default=None, help="cpu, cuda or cuda:N (default: a GPU where there is one)")
     parser.add_argument(
         "--micro-batches", type=int, default=1, help="parts in which a batch is computed, to save memory"
-    )
-    parser.add_argument(
-        "--memory", default=None, help="memory of a rank, such as 4GB: batches are computed in as many parts as need it"
     )
     parser.add_argument("--sharing", type=int, default=1, help="processes that share the device and its memory")
     parser.add_argument("--ranks", type=int, default=None, help="how many ranks there must be (default: any number)")
@@ -92,9 +88,7 @@ def _train(options: argparse.Namespace, attempt: RunAttempt) -> int:
         until=options.until,
         resume=True,
         progress=Progress(),
-        device=options.device,
         micro_batches=options.micro_batches,
-        memory=options.memory,
         sharing=options.sharing,
         attempt=attempt.number,
         beats=options.beats,
