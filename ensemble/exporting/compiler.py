@@ -1,9 +1,8 @@
-"""torch's compiler: quiet, in this process, with two faults mended."""
+"""torch's compiler for packages that check their inputs."""
 
-import math
 import warnings
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
@@ -11,57 +10,8 @@ import torch
 
 from hydragnn.base.errors import InputError
 
-
-@contextmanager
-def mended_compiler() -> Iterator[None]:
-    """Compile without warnings, in this process, for the length of the block."""
-    import torch._inductor.config as inductor
-    from torch._inductor.codegen.cpp import CppKernel
-    from torch._inductor.scheduler import SchedulerNode
-
-    with ExitStack() as stack:
-        stack.enter_context(warnings.catch_warnings())
-        warnings.simplefilter("ignore")
-        stack.enter_context(inductor.patch(compile_threads=1))
-        for owner, name, mended in (
-            (CppKernel, "need_use_acc_helper", lambda former: _adds_in_cascades),
-            (SchedulerNode, "recompute_size_and_body", _remembers_what_is_written_to),
-        ):
-            if (former := getattr(owner, name, None)) is not None:  # of other versions of torch
-                stack.enter_context(patch.object(owner, name, mended(former)))
-        yield
-
-
-def _adds_in_cascades(kernel: Any, reduction: str, dtype: torch.dtype, use_scalar: bool) -> bool:
-    """Keep the digits of sums below 4,096 rows in compiled functions.
-
-    torch would compile one function for less than 4,096 rows and one for more.
-    """
-    size = math.prod(kernel.call_ranges[kernel.reduction_depth :])
-    symbolic = bool(getattr(size, "free_symbols", False))
-    return reduction == "welford_reduce" or (
-        reduction == "sum" and dtype == torch.float and (symbolic or bool(size > 4096))
-    )
-
-
-def _remembers_what_is_written_to(recompute: Any) -> Any:
-    """Keep loops after those that write what they read.
-
-    Up to torch 2.13 this is forgotten when a loop's shape is changed to fuse it with a third, and what was to be added is not there yet when it is read: gradients were wrong by 6 %
-    (pytorch/pytorch#185509).
-    """
-    from torch._inductor.dependencies import StarDep, WeakDep
-
-    def recompute_and_remember(node: Any, *arguments: Any, **named: Any) -> None:
-        order = [dependency for dependency in node.read_writes.reads if isinstance(dependency, WeakDep | StarDep)]
-        recompute(node, *arguments, **named)
-        accesses = node.read_writes
-        for dependency in order:
-            accesses = accesses.with_read(dependency)
-        node.set_read_writes(accesses.rename(node.mutation_renames))
-
-    return recompute_and_remember
-
+OLDEST = (2, 13)
+"""Version of torch that keeps the order of loops which it fuses. Gradients of earlier ones were wrong by 6 % (pytorch/pytorch#185509)."""
 
 CHECK = """#undef __check_inputs_outputs
 static void __check_inputs_outputs(AtenTensorHandle* handles, AtenTensorHandle*) {
@@ -100,8 +50,11 @@ static void __check_inputs_outputs(AtenTensorHandle* handles, AtenTensorHandle*)
 
 
 @contextmanager
-def checked_inputs() -> Iterator[None]:
-    """Compile packages that check their inputs; InputError for other versions."""
+def package_compiler() -> Iterator[None]:
+    """Compile packages that check their inputs, in this process; InputError for other versions."""
+    if torch.__version__ < OLDEST:
+        raise InputError(f"packages need torch 2.13, and this is torch {torch.__version__}; take it, or --to torch")
+    import torch._inductor.config as inductor
     from torch._inductor.codegen.cpp_wrapper_cpu import CppWrapperCpu
 
     former, written = CppWrapperCpu.generate_input_output_runtime_checks, []
@@ -113,7 +66,8 @@ def checked_inputs() -> Iterator[None]:
         splice(CHECK)
         written.append(wrapper)
 
-    with patch.object(CppWrapperCpu, former.__name__, write):
+    quiet = warnings.catch_warnings(action="ignore")
+    with quiet, inductor.patch(compile_threads=1), patch.object(CppWrapperCpu, former.__name__, write):
         yield
     if not written:
         raise InputError(f"packages of torch {torch.__version__} check no inputs; take torch 2.13, or --to torch")

@@ -18,7 +18,7 @@ from hydragnn.base.errors import InputError, MissingPackageError, nearest
 from hydragnn.base.files import replace_atomically
 from hydragnn.base.shown import Shown
 from hydragnn.ensemble.ensemble import Ensemble
-from hydragnn.ensemble.exporting.compiler import checked_inputs, mended_compiler
+from hydragnn.ensemble.exporting.compiler import package_compiler
 from hydragnn.ensemble.exporting.potential import ExportFacts, PlainPotential, facts_of
 from hydragnn.ensemble.exporting.program import program_of
 
@@ -77,7 +77,7 @@ def _write_package(ensemble: Ensemble, facts: ExportFacts, words: Mapping[str, A
     """Write a package of AOTInductor, for C++ and Python."""
     program = program_of(PlainPotential(ensemble, facts).eval())
     options = {"aot_inductor.metadata": {"hydragnn": json.dumps(words)}}
-    with tempfile.TemporaryDirectory() as folder, mended_compiler(), checked_inputs(), torch.no_grad():
+    with tempfile.TemporaryDirectory() as folder, package_compiler(), torch.no_grad():
         place = Path(folder) / "package.pt2"
         torch._inductor.aoti_compile_and_package(program, package_path=str(place), inductor_configs=options)
         shutil.copyfile(place, path)
