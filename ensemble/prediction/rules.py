@@ -17,12 +17,10 @@ from hydragnn.base.settings import read_toml
 from hydragnn.datasets import BuildSettings, Make
 from hydragnn.datasets.build import makers_of
 from hydragnn.datasets.sources.ase import AseBuild, species_problem
-from hydragnn.datasets.sources.base import MakerOfMany, made_together, nodes_of
 from hydragnn.datasets.sources.registry import for_prediction, read_build_settings, settings_of_rule
 from hydragnn.datasets.sources.table_files import find_files
 from hydragnn.ensemble.ensemble import Ensemble
 from hydragnn.ensemble.reading.structures import Structures, reads_atoms
-from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.extxyz import read_frame
 from hydragnn.graphs.field import ATOMIC_NUMBERS
 from hydragnn.graphs.structure_files import format_of, frames_of_xyz, structures_of
@@ -87,8 +85,6 @@ class FromFiles:
 
     name: str
     settings: BuildSettings
-    inputs: frozenset[str]
-    """Fields that members read; the files need no others."""
 
     @property
     def attributes(self) -> dict[str, Any]:
@@ -108,33 +104,8 @@ class FromFiles:
         return [WHOLE]
 
     def makers(self, block: Block) -> Iterator[Make]:
-        """Give a maker for each graph with the inputs of members alone."""
-        return (InputsMake(make, self.inputs) for make in makers_of(self.settings))
-
-
-@dataclass(frozen=True, slots=True)
-class InputsMake(MakerOfMany):
-    """Maker of a graph with the inputs of members alone."""
-
-    make: Make
-    inputs: frozenset[str]
-
-    def size(self) -> int:
-        """Return the nodes of the graph."""
-        return nodes_of(self.make)
-
-    def __call__(self) -> GraphBatch:
-        """Return the graph; InputError where it cannot be made."""
-        return self._inputs_of(self.make())
-
-    @classmethod
-    def together(cls, makers: Sequence["InputsMake"]) -> GraphBatch | None:
-        """Return the graphs of several makers; None to make them singly."""
-        batch = made_together([one.make for one in makers])
-        return None if batch is None else makers[0]._inputs_of(batch)
-
-    def _inputs_of(self, graph: GraphBatch) -> GraphBatch:
-        return graph.with_fields(drop=[name for name in graph.fields if name not in self.inputs])
+        """Give a maker for each graph."""
+        return makers_of(self.settings)
 
 
 Rule = FromStructures | FromFiles
@@ -189,7 +160,7 @@ def rule_for(source: Path, ensemble: Ensemble, *, keep: bool = False) -> Rule:
     settings = for_prediction(settings, inputs)
     if keep and isinstance(settings, AseBuild):
         settings = KeepingAse.model_construct(**dict(settings))
-    return FromFiles(name=str(source), settings=settings, inputs=inputs)
+    return FromFiles(name=str(source), settings=settings)
 
 
 def _is_like_training(source: Path, ensemble: Ensemble) -> bool:
