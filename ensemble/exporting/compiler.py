@@ -52,7 +52,7 @@ static void __check_inputs_outputs(AtenTensorHandle* handles, AtenTensorHandle*)
 @contextmanager
 def package_compiler() -> Iterator[None]:
     """Compile packages that check their inputs, in this process; InputError for other versions."""
-    if torch.__version__ < OLDEST:
+    if tuple(map(int, torch.__version__.split(".")[:2])) < OLDEST:
         raise InputError(f"packages need torch 2.13, and this is torch {torch.__version__}; take it, or --to torch")
     import torch._inductor.config as inductor
     from torch._inductor.codegen.cpp_wrapper_cpu import CppWrapperCpu
