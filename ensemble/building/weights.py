@@ -4,6 +4,7 @@ A field and its derivatives (an energy, its forces and stress) share weights, so
 """
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import numpy as np
 from jaxtyping import Bool, Float
@@ -77,7 +78,7 @@ def _of_group(
     own = cautious(everything, np.mean(halves, axis=0), base)
     if np.count_nonzero(own) == 1 and any(base[own == 0]):
         rivals = errors_alone(everything)
-        of_each = [worst_ratio(errors_of(everything, one), rivals) for one in np.eye(len(base))]
+        of_each = [worst_ratio(everything, rivals, one) for one in np.eye(len(base))]
         second = next(one for one in np.argsort(of_each, kind="stable") if own[one] == 0 < base[one])
         times = max(float(one[second].mean() / (one[own > 0].mean() or np.inf)) for one in rivals.values())
         share = SECOND * 2 / max(2.0, times - 1)
@@ -110,11 +111,6 @@ def _evidence(
     return result
 
 
-def errors_of(evidence: Mapping[str, CandidateEvidence], weights: Shares) -> dict[str, Rows]:
-    """Return the error of every row of every field with these weights."""
-    return {name: one.row_errors(weights) for name, one in evidence.items()}
-
-
 def errors_alone(evidence: Mapping[str, CandidateEvidence]) -> dict[str, Float[Array, "members rows"]]:
     """Return the errors of every member alone."""
     return {
@@ -122,15 +118,17 @@ def errors_alone(evidence: Mapping[str, CandidateEvidence]) -> dict[str, Float[A
     }
 
 
-def worst_ratio(own: Mapping[str, Rows], alone: Mapping[str, Float[Array, "members rows"]]) -> float:
+def worst_ratio(
+    evidence: Mapping[str, CandidateEvidence], alone: Mapping[str, Float[Array, "members rows"]], weights: Shares
+) -> float:
     """Return the largest ratio to the error of a best member.
 
     A small share of the mean over fields decides where the worst fields are equal. 0 where nothing is known.
     """
     ratios = []
-    for name, errors in own.items():
+    for name, one in evidence.items():
         best = float(alone[name].mean(axis=1).min())
-        ratios.append(1.0 + (float(errors.mean()) - best) / (best or 1.0))
+        ratios.append(1.0 + (float(one.row_errors(weights).mean()) - best) / (best or 1.0))
     return max(ratios) + REST * float(np.mean(ratios)) if ratios else 0.0
 
 
@@ -139,11 +137,7 @@ def optimum(evidence: Mapping[str, CandidateEvidence], base: Shares) -> Shares:
 
     A local search from the base weights and from the best member alone.
     """
-    rivals = errors_alone(evidence)
-
-    def score(weights: Shares) -> float:
-        return worst_ratio(errors_of(evidence, weights), rivals)
-
+    score = partial(worst_ratio, evidence, errors_alone(evidence))
     alone = list(np.eye(len(base)))
     candidates = [base, *alone]
     for start in (base, 0.5 * (base + min(alone, key=score))):
@@ -166,11 +160,7 @@ def cautious(evidence: Mapping[str, CandidateEvidence], own: Shares, base: Share
 
     Simple members below ``SMALL`` are left out.
     """
-    rivals, best = errors_alone(evidence), optimum(evidence, base)
-
-    def score(weights: Shares) -> float:
-        return worst_ratio(errors_of(evidence, weights), rivals)
-
+    score, best = partial(worst_ratio, evidence, errors_alone(evidence)), optimum(evidence, base)
     most = min(map(score, np.eye(len(base))))
     mixtures = [(1 - share) * own + share * best for share in np.linspace(0.0, 1.0, 11)]
     steps = [normalised(np.where((base > 0) | (one >= SMALL), one, 0.0)) for one in mixtures]

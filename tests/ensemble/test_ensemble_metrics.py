@@ -12,7 +12,6 @@ from hydragnn.ensemble.building.weights import (
     SMALL,
     cautious,
     errors_alone,
-    errors_of,
     optimum,
     worst_ratio,
 )
@@ -120,9 +119,9 @@ def test_fitted_weights_score_no_worse_than_each_member_and_the_base_weights(see
     base = np.full(members, 1 / members)
     fields = {"energy": evidence(noise(*sizes, seed=seed)), "forces": evidence(noise(*sizes[::-1], seed=seed + 1))}
     weights, alone = optimum(fields, base), errors_alone(fields)
-    best = min(worst_ratio(errors_of(fields, one), alone) for one in (*np.eye(members), base))
+    best = min(worst_ratio(fields, alone, one) for one in (*np.eye(members), base))
     assert (weights >= 0).all() and weights.sum() == pytest.approx(1.0)
-    assert worst_ratio(errors_of(fields, weights), alone) <= best + 1e-9
+    assert worst_ratio(fields, alone, weights) <= best + 1e-9
 
 
 def test_fields_that_share_weights_are_weighed_by_the_one_that_is_worst_beside_its_best_member() -> None:
@@ -143,7 +142,7 @@ def test_no_member_alone_is_better_than_the_weights_on_validation_graphs(seed: i
     fields = {"energy": evidence(noise(*generator.uniform(0.05, 2.0, size=members), rows=rows, seed=seed), seed)}
     base = np.append(np.full(members - 1, 1 / (members - 1)), 0.0)  # the last is a simple one
     weights = cautious(fields, generator.dirichlet(np.ones(members)), base)
-    assert errors_of(fields, weights)["energy"].mean() <= errors_alone(fields)["energy"].mean(axis=1).min() + 1e-12
+    assert fields["energy"].row_errors(weights).mean() <= errors_alone(fields)["energy"].mean(axis=1).min() + 1e-12
     assert weights.sum() == pytest.approx(1.0) and (weights >= 0).all() and not 0 < weights[-1] < SMALL
 
 
