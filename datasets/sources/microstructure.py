@@ -310,16 +310,8 @@ def read_tess(path: Path, settings: MicrostructureBuild) -> GraphBatch:
     """Return the cells of a tessellation of Neper."""
     import meshio
 
-    parts, entries, parent = re.split(r"(?m)^\s*(\*+\w+)\s*$", path.read_text()), dict[str, list[str]](), ""
-    for name, body in zip(parts[1::2], parts[2::2]):
-        parent = name if name.startswith("**") else parent
-        entries[name if name == parent else parent + name] = body.split()
-    needs = ["**cell", "**vertex", "**face", "**general", "***end"]
-    needs += ["**polyhedron"] if entries.get("**general", ["2"])[0] == "3" else []
-    if (lacks := [one for one in needs if one not in entries]) or "**periodicity" in entries:
-        what = f"lacks {lacks[0]}" if lacks else "is periodic"
-        raise InputError(f"{path} {what}; give a whole .tess that is not periodic (a .tesr is not read)")
-    count, vertices, _, dim = (int(entries[one][0]) for one in needs[:4])
+    entries = _sections(path, "**vertex", "**face")
+    count, vertices, dim = (int(entries[one][0]) for one in ("**cell", "**vertex", "**general"))
     table = np.array(entries["**vertex"][1:], dtype=np.float64).reshape(vertices, 5)
     if (table[:, 0] != np.arange(1, vertices + 1)).any():
         raise InputError(f"{path}: vertices are not numbered from 1; write it again")
@@ -337,8 +329,56 @@ def read_tess(path: Path, settings: MicrostructureBuild) -> GraphBatch:
         middles = [points[np.unique(np.array(one) - 1)].mean(axis=0) for one in fans]
         points, corners = np.concatenate([points, middles]), np.column_stack([corners, vertices + owner])
     graph = _merged(meshio.Mesh(points, [("tetra" if dim == 3 else "triangle", corners)]), owner, path)
+    return _with_cells(graph, np.arange(count), entries, 3.5, settings, path)
+
+
+def read_tesr(path: Path, settings: MicrostructureBuild) -> GraphBatch:
+    """Return the cells of a raster of Neper; its voxels of cell 0 are empty."""
+    from hydragnn.graphs.mesoscale import from_labels
+
+    entries = _sections(path, "**data")
+    dim, *sizes = entries["**general"]
+    size, steps = np.array(sizes[: 2 * int(dim)], dtype=np.float64).reshape(2, int(dim))
+    form, *numbers = entries["**data"]
+    usual = [str(number) for number in range(1, 1 + int(entries["**cell"][0]))]
+    if form != "ascii" or entries.get("**cell*id", usual) != usual:
+        what = f"cells {entries['**cell*id'][:3]} ..." if form == "ascii" else f"{form} data"
+        raise InputError(f"{path} has {what}; write cells from 1 on, by -tesrformat ascii of neper")
+    grain = np.array(numbers, dtype=np.int64).reshape(size.astype(np.int64)[::-1]).T
+    graph = from_labels(grain, steps, background=0, name=str(path))
+    return _with_cells(graph, np.unique(grain[grain > 0]) - 1, entries, 2.2, settings, path)
+
+
+def _sections(path: Path, *needs: str) -> dict[str, list[str]]:
+    """Return the words of a file of Neper by section; InputError for parts."""
+    parts = re.split(r"(?m)^\s*(\*+\w+)\s*$", path.read_text(encoding="latin-1"))
+    entries, parent = dict[str, list[str]](), ""
+    for name, body in zip(parts[1::2], parts[2::2]):
+        parent = name if name.startswith("**") else parent
+        entries[name if name == parent else parent + name] = body.split()
+    solid = ["**polyhedron"] if "**face" in needs and entries.get("**general", ["2"])[0] == "3" else []
+    lacks = [one for one in ("**cell", "**general", *needs, *solid, "***end") if one not in entries]
+    if lacks or "**periodicity" in entries:
+        what = f"lacks {lacks[0]}" if lacks else "is periodic"
+        raise InputError(f"{path} {what}; give a whole file of Neper that is not periodic")
+    return entries
+
+
+def _with_cells(
+    graph: GraphBatch,
+    cells: Array,
+    entries: dict[str, list[str]],
+    exchanged: float,
+    settings: MicrostructureBuild,
+    path: Path,
+) -> GraphBatch:
+    """Return grains with the orientations of Neper's cells.
+
+    From the format ``exchanged`` on, the names active and passive stand for each other.
+    """
     if "**cell*ori" not in entries:
         return graph
+    count = int(entries["**cell"][0])
     (kind, _, convention), *numbers = entries["**cell*ori"][0].partition(":"), *entries["**cell*ori"][1:]
     values = np.array(numbers, dtype=np.float64).reshape(count, -1)
     if (kind, values.shape[1]) not in {("rodrigues", 3), ("quaternion", 4), ("euler-bunge", 3)}:
@@ -346,10 +386,10 @@ def read_tess(path: Path, settings: MicrostructureBuild) -> GraphBatch:
         raise InputError(f"{path}: {what} are no orientation here; write rodrigues")
     turns = from_bunge(np.radians(values)) * INVERSE if kind == "euler-bunge" else values
     turns = np.insert(values, 0, 1.0, axis=1) if kind == "rodrigues" else turns
-    usual = "active" if float(entries.get("**format", ["3.5"])[0]) < 3.5 else "passive"  # both for the same numbers
+    usual = "active" if float(entries.get("**format", [exchanged])[0]) < exchanged else "passive"  # the same numbers
     turns = turns / np.linalg.norm(turns, axis=1, keepdims=True) * (INVERSE if convention in ("", usual) else 1)
     group = settings.group("1", NEPER.get(entries.get("**cell*crysym", [""])[0]), path)
-    return with_orientations(graph, turns, np.ones(count, dtype=np.int64), {1: group})
+    return with_orientations(graph, turns[cells], np.ones(len(cells), dtype=np.int64), {1: group})
 
 
 def _lists(words: list[str], more: int) -> list[list[int]]:
@@ -402,9 +442,16 @@ def _merged(mesh: Any, owner: Array, path: Path) -> GraphBatch:
     return graph_from_arrays(centroids, *pairs, fields=fields, nodes=nodes, edges=edges, name=str(path))
 
 
-READERS = {".ctf": read_ctf, ".ang": read_ang, ".dream3d": read_dream3d, ".tess": read_tess, ".inp": read_inp}
+READERS = {
+    ".ctf": read_ctf,
+    ".ang": read_ang,
+    ".dream3d": read_dream3d,
+    ".tess": read_tess,
+    ".tesr": read_tesr,
+    ".inp": read_inp,
+}
 READERS |= dict.fromkeys((".h5", ".hdf5", ".h5ebsd"), read_hdf5)
 MAPS: tuple[str, ...] = (".ctf", ".ang", ".dream3d", ".h5", ".hdf5", ".h5ebsd")
 TAKEN_BY = dict.fromkeys(("threshold", "smallest", "phases", "spacing", "periodic"), MAPS)
-TAKEN_BY |= {"symmetry": (*MAPS, ".tess"), "degrees": MAPS[:3], "sets": (".inp",)}
+TAKEN_BY |= {"symmetry": (*MAPS, ".tess", ".tesr"), "degrees": MAPS[:3], "sets": (".inp",)}
 """Suffixes of the files that a key is for."""

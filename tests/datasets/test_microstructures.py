@@ -257,6 +257,20 @@ def test_cells_of_neper(tmp_path: Path) -> None:
         2,
         2,
     ]
+    raster = TESS.partition(" **vertex")[0].replace("2 standard", "2\n 3 1\n 1 1").replace("3.5", "2.2")
+    for version, convention in (("2.2", "passive"), ("2.1", "active")):
+        text = raster.replace("2.2", version).replace("passive", convention) + " **data\n ascii\n1 2\n2\n***end\n"
+        (tmp_path / "a.tesr").write_text(text)
+        other = build(tmp_path, "a.tesr")
+        for name in ("volume", "area", "misorientation", "orientation_features"):
+            np.testing.assert_allclose(other[name], graph[name], atol=1e-5)
+        np.testing.assert_allclose(other.positions, graph.positions)
+    for old, new, words in (
+        ("ascii", "binary8", "has binary8 data"),
+        (" *ori", " *id\n 4 7\n *ori", "has cells ['4', '7']"),
+    ):
+        (tmp_path / "b.tesr").write_text(text.replace(old, new))
+        refused(tmp_path, words, kind="microstructure", files=["b.tesr"])
     for kind, first, second in (
         ("euler-bunge", "0 0 0", "{} {} {}".format(*TWIN)),
         ("rodrigues", "0 0 0", "-.33333333 -.33333333 -.33333333"),
