@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.collections import LineCollection
 
 from hydragnn.hpo import TrialHistory
 from hydragnn.hpo.status.facts import TRIALS, counts_text, duration
@@ -17,11 +18,12 @@ from hydragnn.scripts.report.canvas import Figure, Section, Table, table_of
 from hydragnn.scripts.report.effects import effects
 from hydragnn.scripts.report.facts import Campaign, Facts, failure_kind
 from hydragnn.scripts.report.front import front, front_table, objective_of, settings_of, volume
+from hydragnn.scripts.report.training import curve
 from hydragnn.scripts.report.words import measured, plain_number
 
 BEST_TRIALS = 10
-DOTS = 2000
-"""Trials above which dots are drawn as pixels, so that the page stays small."""
+DOTS, LINES = 2000, 400
+"""Trials above which dots and lines are drawn as pixels, so that the page stays small."""
 
 
 def chapter(facts: Facts) -> Section | None:
@@ -45,6 +47,7 @@ def chapter(facts: Facts) -> Section | None:
             front(campaign),
             volume(campaign),
             effects_drawn,
+            learning_curves(campaign),
         ],
         [
             front_table(campaign),
@@ -86,6 +89,38 @@ def history(campaign: Campaign) -> Figure | None:
         "would hardly help.",
         draw,
         height=280,
+    )
+
+
+def learning_curves(campaign: Campaign) -> Figure | None:
+    """Return the validation loss of every trial over epochs, if any."""
+    curves = [(trial, curve(campaign.records.get(trial.number), "valid/loss")) for trial in campaign.history.trials]
+    curves = [(trial, values) for trial, values in curves if values]
+    if not curves:
+        return None
+    best = campaign.best
+
+    def draw(axes: Axes) -> None:
+        lines = [np.column_stack([range(1, len(values) + 1), values]) for _, values in curves]
+        axes.add_collection(LineCollection(lines, colors=canvas.SOFT, linewidths=1, rasterized=len(lines) > LINES))
+        for (trial, _), line in zip(curves, lines):
+            if best is not None and trial.number == best.number:
+                axes.plot(*line.T, linewidth=2.2, zorder=3)
+        axes.autoscale_view()
+        losses = [value for _, values in curves for value in values[1:] or values if math.isfinite(value)]
+        canvas.dashed(axes, "x", campaign.history.rungs[:-1], canvas.SOFT, zorder=1)
+        if losses:
+            canvas.value_axis(axes, "y", [min(losses), float(np.quantile(losses, 0.98))])
+        canvas.linear_scale(axes, "x", 6, whole=True)
+        canvas.label(axes, "epoch", "valid/loss", "y")
+
+    return canvas.figure(
+        "rungs",
+        "Learning curves and rungs",
+        "each line is one trial's validation loss. At every rung (dashed) only the better trials go on, so "
+        "that the budget is spent on promising ones. The coloured line is the best.",
+        draw,
+        height=290,
     )
 
 

@@ -2,7 +2,7 @@
 
 import json
 import re
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,7 +14,9 @@ from hydragnn.base.errors import InputError
 from hydragnn.hpo import Timeline
 from hydragnn.hpo.status.timeline import Outage, Session, Span
 from hydragnn.record import Cost, Failure, RunRecord, Usage, read_record
+from hydragnn.scripts.report.collect import campaign_facts
 from hydragnn.scripts.report.node_time import all_bars, campaign_time, faults_table, nodes_over_time
+from hydragnn.scripts.report.search import learning_curves
 from hydragnn.scripts.report.usage import Spent, usage_table
 
 
@@ -156,6 +158,15 @@ def test_the_largest_loss_names_a_move(records: list[RunRecord], timeline: Timel
 )  # fmt: skip
 def test_what_was_not_measured_is_no_zero(records: list[RunRecord], rows: list[tuple[str, str, str]]) -> None:
     assert usage_table([Spent(name="run", records=records)]).rows == [("run", *row) for row in rows]
+
+
+def test_curves_of_thousands_of_trials_are_pixels(samples: Any) -> None:
+    campaign = campaign_facts(samples.campaign)
+    first, record = campaign.history.trials[0], next(iter(campaign.records.values()))
+    trials = [replace(first, number=number) for number in range(2000)]
+    every = replace(campaign.history, trials=trials)
+    figure = learning_curves(replace(campaign, history=every, records=dict.fromkeys(range(2000), record)))
+    assert figure is not None and len(figure.panels[0].svg) < 200_000
 
 
 @pytest.mark.parametrize("seconds", ["Infinity", "1e999", "NaN", "1e308", "-5.0", '"long"', "null"])
