@@ -160,7 +160,8 @@ def _hours(time: Any, where: str) -> tuple[Array, str]:
     from xarray.coding.times import encode_cf_datetime
 
     try:
-        numbers, _, calendar = encode_cf_datetime(time.values, "hours since 1970-01-01", time.dt.calendar)
+        how = "hours since 1970-01-01", time.dt.calendar, np.dtype(float)
+        numbers, _, calendar = encode_cf_datetime(time.values, *how)
     except (AttributeError, TypeError) as error:  # no dates
         move = "give it some, such as hours since 2000-01-01"
         raise InputError(f"{where}: {time.name} has no units with a date; {move}") from error

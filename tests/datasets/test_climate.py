@@ -150,6 +150,7 @@ def test_files_are_joined_in_time_and_by_variables_and_gaps_are_left_out(tmp_pat
     files += [write(data(range(66, 126, 6)), tmp_path / "3.nc"), write(static, tmp_path / "mask.nc")]
     some = graphs(files, fields=[TEMPERATURE, LATER, {"name": "mask", "on": "node"}])
     assert [float(one["next"].mean() - one["t"].mean()) for one in some] == pytest.approx([600.0] * 18, abs=0.1)
+    assert len(graphs(write(data((0, 1 / 3, 2 / 3)), tmp_path / "minutes.nc"))) == 2
     assert "frames are left out" in capsys.readouterr().err and set(some[0]["mask"].tolist()) == {0.0, 1.0}
 
 
@@ -202,6 +203,7 @@ FAULTS: list[tuple[Any, dict[str, Any], str]] = [
     (data().assign(t=data().t.assign_attrs(valid_range=[300, 200])), {}, "write two numbers that rise, or none"),
     (data((0, 12, 6)), {}, "frame 2 is not after frame 1"),
     (data((0, 6, 6)), {}, "frame 2 is not after frame 1"),
+    (data().assign_coords(time=np.array(["NaT", "2001-01-01", "2001-01-02"], "M8[ns]")), {}, "frame 1 is not after"),
     (data((0, 6, 30)), {}, "not equally spaced in time"),
     (data((0,)), {}, "1 times that all fields have are too few; t has 1"),
     (data(north=NORTH[:0]), {}, "a latitude or longitude is there twice, or alone"),
