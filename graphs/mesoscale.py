@@ -316,11 +316,7 @@ def _faces(
     lengths = np.array([len(corner) for corner in corners])
     flat = diagram.vertices[np.concatenate([np.asarray(corner) for corner in corners])]
     face = np.repeat(np.arange(len(corners)), lengths)
-    areas = (
-        np.linalg.norm(flat[1::2] - flat[0::2], axis=1)
-        if dim == 2
-        else _polygon_areas(flat, face, points[pairs[:, 1]] - points[pairs[:, 0]])
-    )
+    areas = np.linalg.norm(flat[1::2] - flat[0::2], axis=1) if dim == 2 else _polygon_areas(flat, face)
     inside = np.where(pairs[:, 0] < count, pairs[:, 0], pairs[:, 1])
     ends, area = np.concatenate([pairs, pairs[:, ::-1]]), np.concatenate([areas, areas])
     real = ends[:, 0] < count
@@ -344,20 +340,10 @@ def _faces(
     )
 
 
-def _polygon_areas(corners: ndarray, face: ndarray, normal: ndarray) -> ndarray:
-    """Return areas of convex planar polygons; ``face`` is sorted."""
-    unit = normal / np.linalg.norm(normal, axis=1, keepdims=True)
-    helper = np.eye(3)[np.abs(unit).argmin(axis=1)]
-    first = np.cross(unit, helper)
-    first /= np.linalg.norm(first, axis=1, keepdims=True)
-    second = np.cross(unit, first)
-    counts = np.bincount(face)
-    middle = np.stack([np.bincount(face, weights=corners[:, axis]) for axis in range(3)], axis=1) / counts[:, None]
-    local = corners - middle[face]
-    x, y = (local * first[face]).sum(axis=1), (local * second[face]).sum(axis=1)
-    order = np.lexsort((np.arctan2(y, x), face))
-    x, y = x[order], y[order]
+def _polygon_areas(corners: ndarray, face: ndarray) -> ndarray:
+    """Return areas of planar polygons; ``face`` is sorted, and corners come in order, as Qhull gives them."""
+    starts = np.flatnonzero(np.diff(face, prepend=-1))
     following = np.arange(len(face)) + 1
-    ends = np.cumsum(counts)
-    following[ends - 1] = ends - counts
-    return np.bincount(face, weights=x * y[following] - x[following] * y) / 2
+    following[np.r_[starts[1:], len(face)] - 1] = starts
+    local = corners - corners[starts][face]
+    return np.linalg.norm(np.add.reduceat(np.cross(local, local[following]), starts), axis=1) / 2
