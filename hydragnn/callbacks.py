@@ -6,6 +6,7 @@ The first rank calls them after every validation. They see values and copies onl
 import csv
 import io
 import math
+import re
 from abc import ABC
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -179,7 +180,9 @@ class MlflowLogger(TrainingCallback):
         client, identity = self._log
         for name, value in run.values.items():
             if value is not None:
-                client.log_metric(identity, name.replace("@", " at "), value, step=run.epoch)
+                client.log_metric(
+                    identity, re.sub(r"[^\w. :/-]", "_", name.replace("@", " at ")), value, step=run.epoch
+                )
 
     def end(self, run: RunView) -> None:
         """Say that the run is over."""
