@@ -214,6 +214,11 @@ def read_ctf(path: Path, settings: MicrostructureBuild) -> GraphBatch:
         raise InputError(f"{path} has no line of columns (Phase X Y ...); export it again")
     header, body = text[: columns.start()], text[columns.end() :].replace(",", ".")  # of German systems
     entries = dict(re.findall(r"(?m)^([XY](?:Cells|Step))\s+(\S+)", header.replace(",", ".")))
+    turned = [float(angle) for angle in re.findall(r"(?m)^AcqE[123]\s+(\S+)", header.replace(",", "."))]
+    if any(turned):
+        print_note(
+            f"{path}: its AcqE {turned} turn the axes of Euler angles from those of positions; nothing turns them back"
+        )
     listed = re.search(r"(?m)^Phases\s+(\d+).*\n", header)
     lines = header[listed.end() :].splitlines()[: int(listed[1])] if listed else []
     parts = {number: [*line.split("\t"), *[""] * 4] for number, line in enumerate(lines, 1)}

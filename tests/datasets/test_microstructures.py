@@ -364,6 +364,12 @@ AS_WRITTEN: dict[str, tuple[str, Callable[[str], str], dict[str, Any]]] = {
 }  # fmt: skip
 
 
+def test_a_turned_acquisition_is_noted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a.ctf").write_text(text_of("ctf", tmp_path).replace("XCells", "AcqE1\t0\nAcqE2\t90,0\nXCells"))
+    check_bicrystal(build(tmp_path, "a.ctf"), 2.0, 3.0)
+    assert "AcqE [0.0, 90.0] turn the axes of Euler angles" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("case", AS_WRITTEN)
 def test_files_as_instruments_write_them(case: str, tmp_path: Path) -> None:
     kind, change, table = AS_WRITTEN[case]
