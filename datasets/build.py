@@ -140,7 +140,7 @@ def _transformed(graph: GraphBatch, reference: str) -> GraphBatch:
     function = transform_function(reference)
     assert function is not None
     try:
-        changed = function(graph)
+        changed = function(graph.mapped(torch.clone))  # whose arrays may be the user's, or shared by graphs
     except Exception as error:  # whatever the user's code raises
         raise InputError(f"transform {reference} failed: {words_of(error)}; repair it, or the file") from error
     if not isinstance(changed, GraphBatch) or len(changed) != 1:

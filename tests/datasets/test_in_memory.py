@@ -221,3 +221,15 @@ def test_edges_are_predicted_in_the_order_of_the_data(
     assert np.ptp(expected) > 0
     np.testing.assert_allclose(loaded.predict(graphs)["flow"].mean, expected, atol=1e-6)
     np.testing.assert_allclose(loaded.trainable()(iter(graphs))["flow"].detach(), expected, atol=1e-6)
+
+
+def tenfold(graph: Any) -> Any:
+    graph["x"].mul_(10)
+    return graph
+
+
+def test_a_transform_in_place_changes_no_data_of_its_user(tmp_path: Path) -> None:
+    graphs, fields = [data(number) for number in range(2)], [{"name": "x", "on": "node"}, Y]
+    for name in ("a.h5", "b.h5"):
+        store = built("pyg", graphs, tmp_path / name, fields=fields, transform=f"{__name__}:tenfold")
+        assert store[:]["x"].tolist() == [10.0, 20.0, 20.0, 20.0]
