@@ -21,6 +21,7 @@ from hydragnn.graphs.field import Field
 from hydragnn.graphs.orientations import INVERSE, LAUE, from_bunge, grains_of_map, mean_orientations, with_orientations
 
 Array = Any  # of numpy
+Sections = dict[str, list[str]]
 
 _EDAX = "43 m-3m 23 m-3 62 6/mmm 6 6/m 42 4/mmm 4 4/m 32 -3m 3 -3 22 mmm 20 2/m 2 112/m 1 -1"
 EDAX = {name: name for name in LAUE} | dict(zip(_EDAX.split()[::2], _EDAX.split()[1::2]))
@@ -334,7 +335,7 @@ def read_tess(path: Path, settings: MicrostructureBuild) -> GraphBatch:
         middles = [points[np.unique(np.array(one) - 1)].mean(axis=0) for one in fans]
         points, corners = np.concatenate([points, middles]), np.column_stack([corners, vertices + owner])
     graph = _merged(meshio.Mesh(points, [("tetra" if dim == 3 else "triangle", corners)]), owner, path)
-    return _with_cells(graph, np.arange(count), entries, 3.5, settings, path)
+    return _of_cells(graph, np.arange(count), entries, settings, path)
 
 
 def read_tesr(path: Path, settings: MicrostructureBuild) -> GraphBatch:
@@ -351,13 +352,13 @@ def read_tesr(path: Path, settings: MicrostructureBuild) -> GraphBatch:
         raise InputError(f"{path} has {what}; write cells from 1 on, by -tesrformat ascii of neper")
     grain = np.array(numbers, dtype=np.int64).reshape(size.astype(np.int64)[::-1]).T
     graph = from_labels(grain, steps, background=0, name=str(path))
-    return _with_cells(graph, np.unique(grain[grain > 0]) - 1, entries, 2.2, settings, path)
+    return _of_cells(graph, np.unique(grain[grain > 0]) - 1, entries, settings, path)
 
 
-def _sections(path: Path, *needs: str) -> dict[str, list[str]]:
+def _sections(path: Path, *needs: str) -> Sections:
     """Return the words of a file of Neper by section; InputError for parts."""
     parts = re.split(r"(?m)^\s*(\*+\w+)\s*$", path.read_text(encoding="latin-1"))
-    entries, parent = dict[str, list[str]](), ""
+    entries, parent = Sections(), ""
     for name, body in zip(parts[1::2], parts[2::2]):
         parent = name if name.startswith("**") else parent
         entries[name if name == parent else parent + name] = body.split()
@@ -369,18 +370,10 @@ def _sections(path: Path, *needs: str) -> dict[str, list[str]]:
     return entries
 
 
-def _with_cells(
-    graph: GraphBatch,
-    cells: Array,
-    entries: dict[str, list[str]],
-    exchanged: float,
-    settings: MicrostructureBuild,
-    path: Path,
+def _of_cells(
+    graph: GraphBatch, cells: Array, entries: Sections, settings: MicrostructureBuild, path: Path
 ) -> GraphBatch:
-    """Return grains with the orientations of Neper's cells.
-
-    From the format ``exchanged`` on, the names active and passive stand for each other.
-    """
+    """Return grains with the orientations of Neper's cells, if it has them."""
     if "**cell*ori" not in entries:
         return graph
     count = int(entries["**cell"][0])
@@ -391,7 +384,8 @@ def _with_cells(
         raise InputError(f"{path}: {what} are no orientation here; write rodrigues")
     turns = from_bunge(np.radians(values)) * INVERSE if kind == "euler-bunge" else values
     turns = np.insert(values, 0, 1.0, axis=1) if kind == "rodrigues" else turns
-    usual = "active" if float(entries.get("**format", [exchanged])[0]) < exchanged else "passive"  # the same numbers
+    exchanged = 2.2 if "**data" in entries else 3.5  # format from which the two names stand for each other
+    usual = "active" if float(entries.get("**format", [exchanged])[0]) < exchanged else "passive"
     turns = turns / np.linalg.norm(turns, axis=1, keepdims=True) * (INVERSE if convention in ("", usual) else 1)
     group = settings.group("1", NEPER.get(entries.get("**cell*crysym", [""])[0]), path)
     return with_orientations(graph, turns[cells], np.ones(len(cells), dtype=np.int64), {1: group})
