@@ -148,8 +148,12 @@ def text_of(value: Any, key: str, where: str) -> str:
 
 
 def number_in(text: str) -> Any:
-    """Return the number that a text is, for fields; else the text."""
-    for kind in (int, float):
+    """Return the number that a text is, for fields; else the text.
+
+    >>> number_in("12"), number_in("1e-3"), number_in("2024_01")
+    (12, 0.001, '2024_01')
+    """
+    for kind in (int, float) if "_" not in text else ():
         with suppress(ValueError):
             return kind(text)
     return text

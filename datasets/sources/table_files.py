@@ -114,7 +114,7 @@ def _is_number(text: str) -> bool:
         float(text)
     except ValueError:
         return False
-    return True
+    return "_" not in text  # 2024_01 is no number of users, though one of Python
 
 
 def as_numbers(texts: Any) -> NDArray[Any]:

@@ -196,6 +196,7 @@ WRONG: list[tuple[tuple[str, ...], str]] = [
     (("file,gap", "Cu,1"), "gaps.csv has none of band_gap; it has file, gap; name its columns in key"),
     ((ONE, "Cu,"), "gaps.csv, line 2: the column band_gap holds nothing; fill it in"),
     ((ONE, "Cu,wide"), "gaps.csv, line 2: the column band_gap holds 'wide', which is no number"),
+    ((ONE, "Cu,1_5"), "gaps.csv, line 2: the column band_gap holds '1_5', which is no number"),
     (("file;band_gap", "Cu;1,5"), "gaps.csv separates columns by ';'; separate them by commas"),
     ((f"{ONE},", "Cu,1,"), "gaps.csv has no header; name every column"),
 ]
