@@ -79,7 +79,8 @@ def save_outside(module: Any, out: Path, data: Path | None = None) -> RunRecord:
     seen = store if config.data.edges else WithoutEdges(store)
     saved = build_branched([replace(member.model.description, branch="")], seed=0)
     assert isinstance(saved, GraphModel)
-    saved.to(torch.float64 if dtype == torch.float64 else torch.float32).load_state_dict(weights)
+    precise = torch.float64 if dtype == torch.float64 else torch.float32
+    saved.to(member.model.device, precise).load_state_dict(weights)
     trained = replace(member.model, model=saved, executor=Eager(model=saved))
     _check_same(trained, model, seen.read(range(min(8, len(seen)))))
     record = validated_record(replace(member, model=trained), config, seen, note)
@@ -93,7 +94,7 @@ def save_outside(module: Any, out: Path, data: Path | None = None) -> RunRecord:
 
 def _check_same(saved: TrainedModel, model: GraphModel, graphs: GraphBatch) -> None:
     """Raise InputError where a module computes something else than its weights."""
-    inputs, now = saved.normalised(saved.seen(graphs)), deepcopy(model).eval()
+    inputs, now = saved.normalised(saved.seen(graphs)), deepcopy(model).to(saved.device).eval()
     predictions = now(inputs.to(dtype=next(now.parameters()).dtype))
     for (name, expected), actual in zip(saved.model(inputs).items(), predictions.values(), strict=True):
         difference = (value_of(actual) - value_of(expected)).abs()
