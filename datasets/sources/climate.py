@@ -53,9 +53,9 @@ class ClimateBuild(ObjectsBuild):
         groups, own = [(name, [*some]) for name, some in self._groups()], self._objects is not None
         pairs = [(f"{name} {n}" if own else name, one) for name, some in groups for n, one in enumerate(some)]
         files = [(name, decoded(one, name) if own else one) for name, one in pairs]
-        steps = [0, *(field.step for field in self.fields)]
+        steps, firsts = [0, *(field.step for field in self.fields)], dict[str, Variable]()
         for some in [files] if self.joined else [[one] for one in files]:
-            run, frames = " to ".join({some[0][0]: 0, some[-1][0]: 0}), self._frames(some)
+            run, frames = " to ".join({some[0][0]: 0, some[-1][0]: 0}), self._frames(some, firsts)
             changing = {key: [*one] for key, one in frames.items() if STATIC not in one} or {"every constant": [0.0]}
             times = np.array(sorted(set.intersection(*map(set, changing.values()))))
             whole = self._complete(times, min(steps), max(steps), run)
@@ -68,8 +68,8 @@ class ClimateBuild(ObjectsBuild):
             mesh = self._mesh(frames)
             yield from (self.maker(frames, (mesh, times), run, number) for number in whole)
 
-    def _frames(self, data_sets: list[tuple[str, Any]]) -> Frames:
-        """Return where the values of all keys are."""
+    def _frames(self, data_sets: list[tuple[str, Any]], firsts: dict[str, Variable]) -> Frames:
+        """Return where the values of all keys are; all have the unit of the first variable."""
         keys = [key for field in self.fields if field.on == "node" for key in field.keys if key not in GEOMETRY]
         frames: Frames = {key: {} for key in keys}
         calendars, held = set[str](), set[str]()
@@ -78,7 +78,7 @@ class ClimateBuild(ObjectsBuild):
             for key in [key for key in frames if key in data.data_vars]:
                 one, own = variable_of(data, key, self.level, file), frames[key]
                 self.check_units({key: one.unit, TIME: "h", LEAD: "h"}, file)
-                if own and (first := next(iter(own.values()))[0]).unit != one.unit:
+                if (first := firsts.setdefault(key, one)).unit != one.unit:
                     what = f"{one.where} is in {one.unit or 'no unit'}, and {first.where} in {first.unit or 'no unit'}"
                     raise InputError(f"{what}; bring them to one")
                 for frame, time in enumerate([STATIC] if one.times is None else one.times.tolist()):

@@ -266,8 +266,9 @@ def test_months_of_other_calendars_and_equal_times_are_refused(tmp_path: Path) -
         graphs([files[0], write(data(), tmp_path / "3.nc")])
     assert len(graphs([files[0], tmp_path / "3.nc"], joined=False)) == 4
     warm = data((18, 24)).assign(t=data((18, 24)).t.assign_attrs(units="degC"))
-    with pytest.raises(InputError, match="and 1\\.nc: t in K; bring them to one"):
-        graphs([files[0], write(warm, tmp_path / "4.nc")], fields=[{"name": "t", "on": "node"}])
+    for joined in (True, False):
+        with pytest.raises(InputError, match="and 1\\.nc: t in K; bring them to one"):
+            graphs([files[0], write(warm, tmp_path / "4.nc")], fields=[{"name": "t", "on": "node"}], joined=joined)
 
 
 def test_areas_and_poles() -> None:
