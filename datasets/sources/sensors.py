@@ -123,6 +123,7 @@ class SensorsBuild(TablesBuild):
         keys: set[Key] = {(field.on, key) for field in self.fields for key in field.keys}
         place = {name: number for number, name in enumerate(nodes)}
         rows: dict[Key, list[tuple[Array, Array, Array]]] = {}
+        units: dict[str, set[str]] = {}
         for path in find_files(self.files):
             read = {*nodes, *(key for _, key in keys)} - {TIME, self.node_id}
             table = read_table(path, read, read, [TIME, self.node_id, *({"unit"} - read)])
@@ -131,10 +132,14 @@ class SensorsBuild(TablesBuild):
             long, names = self.node_id in table, [str(one) for one in table.pop(self.node_id, ())]
             if absent := {*names} - {*place}:
                 raise InputError(f"{path} has readings of {min(absent)!r}, no node of {self.sensors}; add it there")
-            if long and "unit" not in read and (units := sorted({str(one) for one in table.pop("unit", ())})):
-                if len(units) > 1:
-                    raise InputError(f"{path} has readings in {' and '.join(units)}; bring them to one unit")
-                self.check_units({key: units[0] for on, key in keys if on == "node" and key in table}, str(path))
+            if long and "unit" not in read and (stated := {str(one) for one in table.pop("unit", ())}):
+                for what in [key for on, key in keys if on == "node" and key in table]:
+                    units[what] = units.get(what, set()) | stated
+                    if len(units[what]) > 1:
+                        raise InputError(
+                            f"{path}: {what} is in {' and '.join(sorted(units[what]))}; bring it to one unit"
+                        )
+                    self.check_units({what: min(stated)}, str(path))
             for name, column in table.items():
                 key: Key = ("node", name) if long else ("node", path.stem) if name in place else ("graph", name)
                 if name == TIME or (long and key not in keys):

@@ -105,7 +105,10 @@ def test_a_column_of_units_counts(tmp_path: Path) -> None:
     write(tmp_path, t=own)
     torch.testing.assert_close(built(tmp_path, **table)["t"], expected["t"], rtol=0, atol=0)
     write(tmp_path, t=own.replace("a,3,K", "a,3,degC"))
-    refused(tmp_path, "t.csv has readings in K and degC; bring them to one unit", **table)
+    refused(tmp_path, "t.csv: t is in K and degC; bring it to one unit", **table)
+    write(tmp_path, t=own, later=own.replace(",K", ",degC").replace("2026", "2027"))
+    plain = {"fields": [{"name": "t", "on": "node"}], "known": [], "files": ["t.csv", "later.csv"]}
+    refused(tmp_path, "later.csv: t is in K and degC", **table | plain)
     write(tmp_path, t=own.replace(",K", ",degC"))
     refused(tmp_path, "t is in degC, not K", **table)
 
