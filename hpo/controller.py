@@ -24,8 +24,7 @@ from hydragnn.hpo.costs import Estimates
 from hydragnn.hpo.folder import SAMPLER_LOG
 from hydragnn.hpo.journal import NAME as JOURNAL
 from hydragnn.hpo.journal import Entry, Journal, replay, young_garbage_only
-from hydragnn.hpo.launching.descriptors import WakeupPipe
-from hydragnn.hpo.launching.launcher import Begun, Exit, Launcher, Report, Revoked, Task
+from hydragnn.hpo.launching.launcher import Begun, Exit, Launcher, Report, Task
 from hydragnn.hpo.launching.progress import AttemptProgress
 from hydragnn.hpo.launching.verdict import verdict
 from hydragnn.hpo.objective import goals_of
@@ -91,15 +90,13 @@ class Controller:
         self._estimates = Estimates(space)
         self.state = replay(out / JOURNAL, self._estimates.follow)
         self._files = ThreadPoolExecutor(FILES, "files")
-        self._bell = WakeupPipe()
         objectives = len(goals_of(settings.search.objective))
         self._study_log = StudyLog(out / STUDY_LOG, space, self.state, self._files, objectives)
-        self._proposals = Proposals(
-            settings, space, enqueued, self.state, self._estimates, out / SAMPLER_LOG, self._bell.wake
-        )
+        log = out / SAMPLER_LOG
+        self._proposals = Proposals(settings, space, enqueued, self.state, self._estimates, log, launcher.wake)
         store_copy = None if settings.job is None else settings.job.store_copy
         beats = launcher.beat_seconds
-        self._launch_queue = LaunchQueue(launcher, self._config, self._files, store_copy, beats, self._bell.wake)
+        self._launch_queue = LaunchQueue(launcher, self._config, self._files, store_copy, beats)
         self._progress = AttemptProgress(partial(trial_folder, out), self._files, beat_seconds=beats)
 
     def stop(self, reason: str) -> None:
@@ -110,7 +107,6 @@ class Controller:
         """Work until the scheduler closes the campaign."""
         with ExitStack() as stack:
             stack.enter_context(young_garbage_only())
-            stack.callback(self._bell.close)
             stack.callback(self._study_log.close)
             stack.callback(self._files.shutdown, cancel_futures=True)
             stack.callback(self._proposals.close)
@@ -123,8 +119,7 @@ class Controller:
                 proposing = self._proposals.busy and self.state.ending is None
                 busy = proposing or self._launch_queue.busy or self._study_log.busy or self._decisions
                 patience = 0.0 if busy else max(0.0, self._next_tick - self._clock())
-                reports = self._launcher.poll(patience, self._bell.fileno())
-                self._bell.clear()
+                reports = self._launcher.poll(patience)
                 self.handle([*self._launch_queue.withdrawals(), *reports])
                 self.work()
             self._study_log.complete(self.state, math.inf if self.state.ending == "finished" else LAST_ROUND)
@@ -220,8 +215,6 @@ class Controller:
                     check_disk(report.task.folder)
                     checked = True
                 yield outcome
-            elif isinstance(report, Revoked):
-                yield Stopping(reason=report.message, ending="walltime")
             else:
                 yield report
 
@@ -256,10 +249,9 @@ class LaunchQueue:
         files: Executor,
         store_copy: Path | None = None,
         beat_seconds: float = SECONDS_BETWEEN_BEATS,
-        ring: Callable[[], None] = lambda: None,
     ) -> None:
         """``files`` writes folders; ``store_copy``: a copy of the store on nodes."""
-        self._launcher, self._config_of, self._files, self._ring = launcher, config_of, files, ring
+        self._launcher, self._config_of, self._files = launcher, config_of, files
         self._facts: dict[str, Any] = {} if store_copy is None else {"store": str(store_copy)}
         if beat_seconds > SECONDS_BETWEEN_BEATS:
             self._facts[BEAT_SECONDS] = float(beat_seconds)
@@ -301,7 +293,7 @@ class LaunchQueue:
             config = None if task.trial in self._configured else self._config_of(task.trial).to_json()
             self._configured.add(task.trial)
             ready = self._files.submit(write_folder, task, config, self._facts)
-            ready.add_done_callback(lambda _: self._ring())
+            ready.add_done_callback(lambda _: self._launcher.wake())
             self._preparing[task.trial] = task, ready
         for trial, (task, ready) in list(self._preparing.items()):
             if not ready.done():

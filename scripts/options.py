@@ -3,6 +3,7 @@
 import inspect
 import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin
@@ -130,14 +131,11 @@ def use_device(text: str) -> str:
         change_environment({name: "-1" for name in HIDING if name in environment() or name == HIDING[0]})
         keep_memory()
     if ":" in text:
-        import torch
+        from hydragnn.hpo.launching.rank import gpu_variables
 
-        from hydragnn.hpo.launching.local import own_gpus
-
-        try:
-            changes = own_gpus(environment(), int(text.partition(":")[2]), on_amd=torch.version.hip is not None)
-        except IndexError:
-            changes = {HIDING[0]: "-1"}
+        number, changes = int(text.partition(":")[2]), {HIDING[0]: "-1"}
+        with suppress(IndexError):
+            changes = gpu_variables(environment(), number, None, number + 1)
         change_environment(changes)
     if text.startswith("cuda") and not visible_gpus():
         raise InputError(

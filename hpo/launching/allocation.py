@@ -1,14 +1,12 @@
 """Allocation: nodes, cores and GPUs that a search may use."""
 
 import math
-import os
 import re
 import subprocess
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, product, zip_longest
-from pathlib import Path
 
 from hydragnn.base.errors import InputError
 
@@ -160,17 +158,3 @@ def _ranges(text: str) -> list[tuple[int, range]]:
     """Return the digits and numbers of ranges; none if one is none."""
     ends = [re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", part) for part in text.split(",")]
     return [(len(end[1]), range(int(end[1]), int(end[2] or end[1]) + 1)) for end in ends if end] if all(ends) else []
-
-
-def own_cores() -> int:
-    """Return the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def own_gpus(root: Path = Path("/")) -> int:
-    """Return the number of GPUs of this machine, without starting their drivers."""
-    nvidia = [path for path in (root / "dev").glob("nvidia*") if path.name.removeprefix("nvidia").isdigit()]
-    if nvidia:
-        return len(nvidia)
-    amd = (root / "sys/class/kfd/kfd/topology/nodes").glob("*/gpu_id")
-    return sum(path.read_text(encoding="ascii").strip() not in ("", "0") for path in amd)

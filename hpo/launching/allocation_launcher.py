@@ -19,10 +19,10 @@ from hydragnn.hpo.launching.allocation import Allocation, Node
 from hydragnn.hpo.launching.attempts import Attempts
 from hydragnn.hpo.launching.descriptors import PipeSelector
 from hydragnn.hpo.launching.job_step import BURST, STEP_RATE, STEPS_AT_ONCE, TokenBucket, end_process, end_steps
-from hydragnn.hpo.launching.launcher import MARK, Exit, Launcher, Report, Revoked, Task, is_ours
+from hydragnn.hpo.launching.launcher import MARK, Exit, Launcher, Report, Task, is_ours
 from hydragnn.hpo.launching.sites import Site
 from hydragnn.hpo.launching.watchdog import SchedulerWatch
-from hydragnn.hpo.scheduling.events import Identity, Probed, node_of
+from hydragnn.hpo.scheduling.events import Identity, Probed, Stopping, node_of
 
 MODULE = "hydragnn.runs.run"
 PAUSE = 0.05  # seconds between looks at steps
@@ -125,19 +125,23 @@ class AllocationLauncher(Launcher, ABC):
         if why:
             self._reports.append(Exit(task=task, code=None, interrupted=bool(self._revoked), message=why))
 
-    def poll(self, seconds: float, bell: int | None = None) -> list[Report]:
-        """Return reports, after waiting up to ``seconds`` or for ``bell``."""
+    def wake(self) -> None:
+        """End the wait for reports, from any thread."""
+        self._pipes.wake()
+
+    def poll(self, seconds: float) -> list[Report]:
+        """Return reports, after waiting up to ``seconds`` or for ``wake``."""
         deadline = time.monotonic() + seconds
         while True:
             self._open_gates(time.monotonic())
             wait = 0.0 if self._reports else max(0.0, min(PAUSE, deadline - time.monotonic()))
-            readers, rung = self._pipes.wait(wait, bell)
+            readers, woken = self._pipes.wait(wait)
             for read in readers:
                 read()
             if not self._revoked:
                 self._read_scheduler()
             self._look(time.monotonic())
-            if self._reports or rung or time.monotonic() >= deadline:
+            if self._reports or woken or time.monotonic() >= deadline:
                 reports, self._reports = self._reports, []
                 return reports
 
@@ -170,7 +174,7 @@ class AllocationLauncher(Launcher, ABC):
                 self._lose(node, word)
         if self._watch.over:
             self._revoked = f"the allocation has ended (job {self._allocation.job}: {self._watch.over})"
-            self._reports.append(Revoked(message=self._revoked))
+            self._reports.append(Stopping(reason=self._revoked, ending="walltime"))
             self._watch.close()
             self._leave_by = time.monotonic() + LEAVE
             self._leave()

@@ -14,7 +14,7 @@ from typing import Protocol, runtime_checkable
 import psutil
 
 from hydragnn.base.imports import allowed_code
-from hydragnn.hpo.scheduling.events import Identity, Probed, Start
+from hydragnn.hpo.scheduling.events import Identity, Probed, Start, Stopping
 
 
 class Task(Start, frozen=True, kw_only=True):
@@ -59,15 +59,8 @@ class Exit:
     message: str = ""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Revoked:
-    """End of the allocation, for which no node is to blame."""
-
-    message: str
-
-
-Report = Begun | Exit | Probed | Revoked
-"""Report of a launcher."""
+Report = Begun | Exit | Probed | Stopping
+"""Report of a launcher; ``Stopping``: the allocation has ended."""
 
 
 @runtime_checkable
@@ -95,8 +88,11 @@ class Launcher(Protocol):
     def go(self, task: Task) -> None:
         """Let an attempt work that the journal has."""
 
-    def poll(self, seconds: float, bell: int | None = None) -> list[Report]:
-        """Return reports, after waiting up to ``seconds`` or for the descriptor ``bell``."""
+    def wake(self) -> None:
+        """End the wait for reports, from any thread."""
+
+    def poll(self, seconds: float) -> list[Report]:
+        """Return reports, after waiting up to ``seconds`` or for ``wake``."""
 
     def cancel(self, trial: int, grace: float) -> None:
         """Ask a trial's attempt to save itself; kill it after ``grace`` seconds."""

@@ -8,8 +8,6 @@ No attempt outlives its controller, works before the journal has it, or has a su
 import signal
 from collections.abc import Iterable, Mapping, Sequence
 
-import torch
-
 from hydragnn.base.environment import environment
 from hydragnn.base.errors import InputError
 from hydragnn.base.machine import visible_gpus
@@ -19,17 +17,13 @@ from hydragnn.hpo.launching.attempts import seconds_between_beats
 from hydragnn.hpo.launching.job_step import end_process
 from hydragnn.hpo.launching.launcher import MARK, Task, identity_of, is_ours
 from hydragnn.hpo.launching.packs import Pack, PackLauncher
+from hydragnn.hpo.launching.rank import gpu_variables
 from hydragnn.hpo.launching.sites.local import Local
 from hydragnn.hpo.scheduling.events import Identity, Probed, node_of
 
 ONE_THREAD = dict.fromkeys(
     ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS"), "1"
 )
-NARROWING_ON_AMD = ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
-"""Variables that select GPUs on AMD, the innermost first.
-
-HIP counts within what ROCR leaves, and reads CUDA's variable where its own is not set.
-"""
 KILLED_WAIT = ((signal.SIGKILL, 60.0),)
 """Signal and seconds for a process to vanish from a busy machine."""
 
@@ -46,7 +40,7 @@ class LocalLauncher(PackLauncher):
         hang_seconds: float = 600.0,
         module: str = MODULE,
         environment: Mapping[str, str] | None = None,
-        gpus: Sequence[Mapping[str, str]] = (),
+        gpus: Sequence[Mapping[str, str | None]] = (),
     ) -> None:
         """Share the GPU of each worker between ``sharing`` trials.
 
@@ -95,7 +89,8 @@ class LocalLauncher(PackLauncher):
         return ["--ranks", str(self.ranks)]
 
     def _environment_of(self, nodes: tuple[str, ...]) -> dict[str, str]:
-        return {**self._environment, **self._gpus.get(nodes[0], {})}
+        variables = {**self._environment, **self._gpus.get(nodes[0], {})}
+        return {name: value for name, value in variables.items() if value is not None}
 
     def _arguments(self, task: Task) -> list[str]:
         return [*task.arguments, *(["--ranks", str(self.ranks)] if self.ranks > 1 else [])]
@@ -113,8 +108,8 @@ class LocalLauncher(PackLauncher):
         super()._give_up(pack)
 
 
-def gpus_of_workers(workers: int, ranks: int = 1) -> tuple[dict[str, str], ...]:
-    """Return the variable that selects the GPUs of each worker.
+def gpus_of_workers(workers: int, ranks: int) -> tuple[Mapping[str, str | None], ...]:
+    """Return the variables that select the GPUs of each worker.
 
     InputError for more ranks than GPUs: two trainings on one GPU by accident run out of memory, or take turns.
     """
@@ -127,17 +122,4 @@ def gpus_of_workers(workers: int, ranks: int = 1) -> tuple[dict[str, str], ...]:
             f"most {max(1, gpus // ranks)} or lower search.ranks_per_node, let trials share a GPU (search.trials_per_device), or hide the "
             "GPUs to train on the CPU: export CUDA_VISIBLE_DEVICES="
         )
-    on_amd = torch.version.hip is not None
-    return tuple(own_gpus(environment(), worker, ranks, on_amd=on_amd) for worker in range(workers))
-
-
-def own_gpus(environment: Mapping[str, str], worker: int, ranks: int = 1, *, on_amd: bool) -> dict[str, str]:
-    """Return the variable that selects the GPUs of a worker's ranks.
-
-    >>> own_gpus({"CUDA_VISIBLE_DEVICES": "4,GPU-a"}, 1, on_amd=False), own_gpus({}, 1, 2, on_amd=True)
-    ({'CUDA_VISIBLE_DEVICES': 'GPU-a'}, {'ROCR_VISIBLE_DEVICES': '2,3'})
-    """
-    names = NARROWING_ON_AMD if on_amd else ("CUDA_VISIBLE_DEVICES",)
-    name = next((name for name in names if environment.get(name)), names[-1])
-    listed, own = environment.get(name), range(worker * ranks, (worker + 1) * ranks)
-    return {name: ",".join(listed.split(",")[number].strip() if listed else str(number) for number in own)}
+    return tuple(gpu_variables(environment(), worker, gpus // ranks, gpus) for worker in range(workers))

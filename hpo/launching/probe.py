@@ -7,25 +7,22 @@ stderr.
 """
 
 import argparse
-import gc
 import os
-import shutil
-import socket
-import stat
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from datetime import timedelta
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
+from hydragnn.distributed.launch import Launch
+from hydragnn.distributed.ranks import process_group
+
 SIZE = 256
 PATTERN_MB = 64
 WORK_SIZE, WORK_REPEATS = 768, 8
-PATIENCE = timedelta(seconds=60)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -75,22 +72,11 @@ def work_seconds(device: torch.device) -> float:
 
 def collective(rank: int, ranks: int, meet: str) -> str:
     """Return the fault of a sum over ranks; empty without one."""
-    place = Path(tempfile.gettempdir()) / f"hydragnn-{meet}-{os.geteuid()}"
-    place.mkdir(mode=0o700, exist_ok=True)
-    status = place.lstat()
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
-        return f"{place} is open to others than this user, who could tell ranks where to connect; remove it"
-    loopback = next((name for _, name in socket.if_nameindex() if name.startswith("lo")), "lo")
-    os.environ["GLOO_SOCKET_IFNAME"] = loopback  # ranks of one node: nobody else can connect
-    file = os.open(place / "store", os.O_RDWR | os.O_CREAT, 0o600)  # its name is gone once the first rank has ended
-    store = dist.FileStore(f"/proc/self/fd/{file}", ranks)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=PATIENCE)
+    launch = Launch(by="torchrun", rank=rank, size=ranks, step=meet)
     values = torch.full((1024,), float(rank + 1))
-    dist.all_reduce(values)
-    dist.barrier()
-    gc.collect()
-    dist.destroy_process_group()
-    shutil.rmtree(place, ignore_errors=True)
+    with process_group(launch, Path(tempfile.gettempdir()), "gloo"):
+        dist.all_reduce(values)
+        dist.barrier()
     total = ranks * (ranks + 1) / 2
     return "" if bool((values == total).all()) else f"a sum over {ranks} ranks is {float(values[0])}, not {total}"
 

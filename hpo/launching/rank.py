@@ -85,18 +85,18 @@ def siblings(cpu: int) -> set[int]:
     return {cpu} | {n for first, _, last in pairs for n in range(int(first), int(last or first) + 1)}
 
 
-def gpu_variables(environment: Mapping[str, str], part: int, parts: int, gpus: int) -> dict[str, str | None]:
+def gpu_variables(environment: Mapping[str, str], part: int, parts: int | None, gpus: int) -> dict[str, str | None]:
     """Return variables that select a part's GPUs; None removes a variable.
 
-    GPUs that are hidden stay hidden.
+    Without ``parts`` each has one GPU. GPUs that are hidden stay hidden.
 
     >>> gpu_variables({"CUDA_VISIBLE_DEVICES": "4,5,6,7"}, part=1, parts=2, gpus=4)["CUDA_VISIBLE_DEVICES"]
     '6,7'
     >>> gpu_variables({"CUDA_VISIBLE_DEVICES": ""}, part=1, parts=2, gpus=4)
     {}
     """
-    lists = {name: environment[name].split(",") for name in VISIBLE if name in environment}
-    if not gpus or any(first.strip() in HIDDEN for first, *_ in lists.values()):
+    lists = {name: [one.strip() for one in environment[name].split(",")] for name in VISIBLE if name in environment}
+    if not gpus or any(first in HIDDEN for first, *_ in lists.values()):
         return {}
     name = next(iter(lists), "ROCR_VISIBLE_DEVICES" if Path("/dev/kfd").exists() else "CUDA_VISIBLE_DEVICES")
     devices = lists.pop(name, [str(number) for number in range(gpus)])
@@ -104,7 +104,7 @@ def gpu_variables(environment: Mapping[str, str], part: int, parts: int, gpus: i
         # numbers within what the outer variable leaves; some schedulers write the same list into all of them
         if inner != devices and all(number.isdigit() and int(number) < len(devices) for number in inner):
             devices = [devices[int(number)] for number in inner]
-    visible = ",".join(devices[index] for index in share(range(len(devices)), part, parts))
+    visible = ",".join(devices[index] for index in share(range(len(devices)), part, parts or len(devices)))
     return {**dict.fromkeys(VISIBLE), name: visible}
 
 

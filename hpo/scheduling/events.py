@@ -195,13 +195,7 @@ class Settle(Struct, frozen=True, kw_only=True):
 Ending = Literal["finished", "hours", "node_hours", "walltime", "stopped", "hopeless"]
 
 
-class Close(Struct, frozen=True, kw_only=True):
-    """Nothing runs and nothing will be started."""
-
-    ending: Ending
-
-
-Action = Propose | Start | Probe | Cancel | Settle | Close
+Action = Propose | Start | Probe | Cancel | Settle
 
 KINDS = frozenset(cls.__name__.lower() for cls in get_args(Event))
 

@@ -14,7 +14,6 @@ from hydragnn.hpo.scheduling.events import (
     MACHINE_FAULTS,
     Action,
     Cancel,
-    Close,
     Ending,
     Event,
     Exhausted,
@@ -346,7 +345,7 @@ def _fill_or_close(state: State, now: float) -> list[Action]:
     if ending == "finished":
         paused = sorted(number for rung in state.rungs for _, number in rung.paused)
         actions += [Settle(trial=number, outcome="pruned") for number in paused]
-    return [*actions, Close(ending=ending)]
+    return actions
 
 
 def _current(state: State, event: Launched | Progressed | Reached | Failed) -> Trial | None:

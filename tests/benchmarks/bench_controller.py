@@ -97,7 +97,10 @@ class Virtual:
         self.records[task.trial] = self.trainings.submit(write_record, task, self.chance.random())
         self.full = self.full or len(self.running) == len(self.slots)
 
-    def poll(self, seconds: float, bell: int | None = None) -> list[Report]:
+    def wake(self) -> None:
+        """Nothing waits for long."""
+
+    def poll(self, seconds: float) -> list[Report]:
         """What began, and some ends."""
         reports, self.begun = self.begun[:LARGEST], self.begun[LARGEST:]
         if self.full and self.running and self.pace:

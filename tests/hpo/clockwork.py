@@ -18,7 +18,6 @@ from hydragnn.hpo.scheduling import filling, health, scheduler
 from hydragnn.hpo.scheduling.events import (
     Action,
     Cancel,
-    Close,
     Event,
     Exhausted,
     Failed,
@@ -362,6 +361,9 @@ class Laws:
         for action in actions:
             self._obey(action, now)
         state, slots = self.state, set(self.state.slots)
+        if state.closed:
+            assert not self.running
+            self.seen[f"ending {state.ending}"] += 1
         assert state.active == {number: start.attempt for number, start in self.running.items()}
         assert state.asked == len(self.asked)
         used = {slot for start in self.running.values() for slot in start.slots}
@@ -389,9 +391,6 @@ class Laws:
                 self.late |= {action.trial} if action.reason == "timeout" else set()
             case Settle():
                 self._settle(action)
-            case Close():
-                assert not self.running
-                self.seen[f"ending {action.ending}"] += 1
 
     def _begin(self, action: Start, now: float) -> None:
         state, number, plan = self.state, action.trial, self.state.plan

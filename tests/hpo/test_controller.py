@@ -3,7 +3,6 @@
 import copy
 import json
 import os
-import select
 import sys
 import threading
 import time
@@ -54,11 +53,14 @@ class Instant:
     def go(self, task: Task) -> None:
         self.on_go(task)
 
-    def poll(self, seconds: float, bell: int | None = None) -> list[Report]:
+    def poll(self, seconds: float) -> list[Report]:
         reports, self.reports = self.reports, []
         if not reports:
             time.sleep(min(seconds, 0.01))
         return reports
+
+    def wake(self) -> None:
+        pass
 
     def cancel(self, trial: int, grace: float) -> None:
         pass
@@ -276,15 +278,15 @@ class Sleeper(Instant):
 
     def __init__(self, *slots: str) -> None:
         super().__init__(*slots)
-        self.thinks, self.waits = threading.Event(), list[float]()
+        self.thinks, self.waits, self.woken = threading.Event(), list[float](), threading.Event()
+        self.wake = self.woken.set
 
-    def poll(self, seconds: float, bell: int | None = None) -> list[Report]:
+    def poll(self, seconds: float) -> list[Report]:
         self.waits.append(seconds)
         if seconds > 0.0 and not self.reports:
             self.thinks.set()
-            assert bell is not None and select.select([bell], [], [], 240.0)[0], (
-                "nothing would have woken the controller"
-            )
+            assert self.woken.wait(240.0), "nothing would have woken the controller"
+        self.woken.clear()
         return super().poll(0.0)
 
 
@@ -330,12 +332,12 @@ class Waves(Instant):
         self.running: list[Task] = []
         self.on_go = self.running.append
 
-    def poll(self, seconds: float, bell: int | None = None) -> list[Report]:
+    def poll(self, seconds: float) -> list[Report]:
         if not any(isinstance(report, Begun) for report in self.reports):
             for task in self.running:
                 self.succeed(task)
             self.running.clear()
-        return super().poll(seconds, bell)
+        return super().poll(seconds)
 
 
 @pytest.fixture

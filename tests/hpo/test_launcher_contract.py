@@ -15,8 +15,7 @@ from campaigns import PATIENCE, ends, reports_until
 
 from hydragnn.hpo.launching.allocation import Allocation, alike
 from hydragnn.hpo.launching.allocation_launcher import Limits
-from hydragnn.hpo.launching.descriptors import WakeupPipe
-from hydragnn.hpo.launching.launcher import Begun, Exit, Launcher, Revoked, Task
+from hydragnn.hpo.launching.launcher import Begun, Exit, Launcher, Task
 from hydragnn.hpo.launching.local import LocalLauncher
 from hydragnn.hpo.launching.packs import PackLauncher
 from hydragnn.hpo.launching.sites import Site
@@ -24,7 +23,7 @@ from hydragnn.hpo.launching.sites.flux import Flux
 from hydragnn.hpo.launching.sites.pbs import Mpiexec
 from hydragnn.hpo.launching.sites.slurm import Slurm
 from hydragnn.hpo.launching.steps import StepLauncher
-from hydragnn.hpo.scheduling.events import Probed, node_of
+from hydragnn.hpo.scheduling.events import Probed, Stopping, node_of
 from hydragnn.record import RunRecord, write_record
 
 WIDE = tuple(f"n{number:04d}" for number in range(1200))
@@ -145,15 +144,13 @@ def test_every_attempt_begins_once_and_ends_once_and_nothing_stays_open(make: Ma
 
 
 def test_slots_are_different_a_bell_ends_a_wait_and_a_node_that_is_well_passes_its_probe_once(make: Made) -> None:
-    launcher, bell = make(), WakeupPipe()
+    launcher = make()
     assert len(set(launcher.slots)) == len(launcher.slots) > 1
     assert all(node_of(slot) for slot in launcher.slots)
     assert launcher.beat_seconds >= 1.0
-    bell.wake()
-    assert launcher.poll(1e6, bell.fileno()) == []
-    bell.clear()
-    assert launcher.poll(0.0, bell.fileno()) == []
-    bell.close()
+    launcher.wake()
+    assert launcher.poll(1e6) == []
+    assert launcher.poll(0.0) == []
     node = node_of(launcher.slots[0])
     launcher.probe(node)
     reports = reports_until(launcher, bool) + launcher.poll(0.3)
@@ -210,7 +207,7 @@ def test_an_allocation_that_ends_blames_nobody(make: Made, tmp_path: Path, monke
     two_long_ones(launcher, tmp_path)
     launcher._watch.over = "CANCELLED"
     reports = reports_until(launcher, lambda found: len(ends(found)) == 2)
-    assert [type(report) for report in reports] == [Revoked, Exit, Exit]
+    assert [type(report) for report in reports] == [Stopping, Exit, Exit]
     assert all(end.interrupted and not end.suspects for end in ends(reports))
     launcher.start(attempt_in(launcher, tmp_path / "late", 2))
     [late] = launcher.poll(0.5)

@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 from hydragnn.hpo.scheduling.events import (
     Action,
     Cancel,
-    Close,
     Ending,
     Event,
     Exhausted,
@@ -61,7 +60,7 @@ def launched(trial: int) -> Launched:
     return Launched(trial=trial, attempt=1, identity={})
 
 
-def decisions(actions: Sequence[Action]) -> str:
+def decisions(actions: Sequence[Action], state: State) -> str:
     words = []
     for action in actions:
         match action:
@@ -73,9 +72,7 @@ def decisions(actions: Sequence[Action]) -> str:
                 words.append(f"probe {action.node}")
             case Settle():
                 words.append(f"{action.outcome} {action.trial}")
-            case Close():
-                words.append(f"close: {action.ending}")
-    return ", ".join(words)
+    return ", ".join([*words, *([f"close: {state.ending}"] if state.closed else [])])
 
 
 Steps = list[tuple[float, Event, str]]
@@ -284,7 +281,7 @@ def test_events_have_their_decisions(course: str) -> None:
     plan, slots, steps, *holds = COURSES[course]
     state = State()
     after(state, 0.0, Opened(plan=plan, slots=tuple(slots)))
-    made = [(now, event, decisions(after(state, float(now), event))) for now, event, _ in steps]
+    made = [(now, event, decisions(after(state, float(now), event), state)) for now, event, _ in steps]
     assert made == steps
     assert all(one(state) for one in holds)
 

@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from hydragnn.hpo.launching.allocation import Allocation, Run, alike, own_cores, own_gpus
+from hydragnn.base.machine import cores, visible_gpus
+from hydragnn.hpo.launching.allocation import Allocation, Run, alike
 from hydragnn.hpo.launching.sites.base import Site, Step
 
 
@@ -19,7 +20,7 @@ class Local(Site):
     @classmethod
     def allocation(cls, environment: Mapping[str, str], run: Run) -> Allocation:
         """Return this machine."""
-        return Allocation(nodes=alike([socket.gethostname()], own_cores(), own_gpus()))
+        return Allocation(nodes=alike([socket.gethostname()], cores(), visible_gpus()))
 
     def command(self, step: Step) -> list[str]:
         """Return the program of the step."""

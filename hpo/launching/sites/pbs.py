@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import ClassVar
 
 from hydragnn.base.errors import InputError
-from hydragnn.hpo.launching.allocation import Allocation, Node, Run, own_cores, own_gpus
+from hydragnn.base.machine import cores as cores_here
+from hydragnn.base.machine import visible_gpus
+from hydragnn.hpo.launching.allocation import Allocation, Node, Run
 from hydragnn.hpo.launching.sites import practice
 from hydragnn.hpo.launching.sites.base import Batch, Evidence, Machine, NodeStates, Site, Step, short_name
 
@@ -166,8 +168,8 @@ def _nodes(lines: Counter[str], environment: Mapping[str, str], shown: Mapping[s
     gpus_per_node = int(shown.get("Resource_List.ngpus", 0)) // max(
         1, int(shown.get("Resource_List.nodect", len(lines)))
     )
-    gpus = 0 if any(one["ngpus"] for one in resources.values()) else gpus_per_node or own_gpus()
-    first = int(own) if own.isdigit() else own_cores()
+    gpus = 0 if any(one["ngpus"] for one in resources.values()) else gpus_per_node or visible_gpus()
+    first = int(own) if own.isdigit() else cores_here()
     line = first / lines[next(iter(lines))]  # the script runs on the first node
     nodes: list[Node] = []
     for name, count in lines.items():
