@@ -24,7 +24,7 @@ import numpy as np
 
 from hydragnn import __version__
 from hydragnn.base.errors import Busy, InputError, TakenOver
-from hydragnn.base.files import digest, flush_directory, knows_locks, lock_file, open_regular
+from hydragnn.base.files import digest, file_errors, flush_directory, knows_locks, lock_file, open_regular
 from hydragnn.hpo.lines import CLAIM, FORMAT, TORN, Counted, LineChain, check_format, damage, encode_line
 from hydragnn.hpo.scheduling.events import KINDS, Event, Opened, Tick, decode_event
 from hydragnn.hpo.scheduling.state import Changes, State
@@ -35,6 +35,9 @@ TICK = Tick()
 
 YOUNG = 2_000
 """New objects that are searched for circular garbage at once; that takes less than a millisecond."""
+
+FREE, READABLE = "free space, then continue with --resume", "make it readable, then continue with --resume"
+"""Remedies where a journal cannot be written or read."""
 
 BLOCK = 2**20
 """Bytes that are read at once."""
@@ -111,12 +114,10 @@ class Journal:
             flush_directory(path.parent)
             self._torn, self._void = os.fstat(self._file).st_size > self._chain.length, self._chain.void
             self._claim()
-        except OSError as error:
+        except (OSError, InputError) as error:
             os.close(self._lock)
-            raise InputError(f"cannot write {path}: {error.strerror or error}") from error
-        except InputError:
-            os.close(self._lock)
-            raise
+            with file_errors(f"cannot write {path}", FREE):
+                raise error
 
     @property
     def notes(self) -> list[str]:
@@ -160,15 +161,11 @@ class Journal:
 
     def _write(self, lines: list[bytes]) -> None:
         data, count = b"".join(lines), self._chain.count + len(lines)
-        try:
+        with file_errors(f"cannot write {self._path}", FREE):
             rest = memoryview(data)
             while rest:
                 rest = rest[os.write(self._file, rest) :]
             os.fsync(self._file)
-        except OSError as error:
-            raise InputError(
-                f"cannot write {self._path}: {error.strerror or error}; free space, then continue with --resume"
-            ) from error
         with self._reopened() as file:
             if self._chain.session == self._session and file.read() == data:
                 self._chain.advance(data, count - self._chain.count)
@@ -181,10 +178,8 @@ class Journal:
 
     def _reopened(self) -> BinaryIO:
         """The journal as other machines see it, from where it was left."""
-        try:
+        with file_errors(f"cannot read {self._path}", READABLE):
             file = os.fdopen(open_regular(self._path), "rb")
-        except OSError as error:
-            raise InputError(f"cannot read {self._path}: {error.strerror or error}") from error
         file.seek(self._chain.length)
         return file
 
@@ -222,11 +217,9 @@ class Journal:
 
 def acquire_lock(path: Path) -> int:
     """Return a file descriptor that holds the lock until it is closed."""
-    try:
+    with file_errors(f"cannot lock {path}", "choose another folder"):
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = lock_file(path)
-    except OSError as error:
-        raise InputError(f"cannot lock {path}: {error.strerror or error}; choose another folder") from error
     if descriptor is None:
         raise Busy(f"another search runs in {path.parent}; wait for it, or choose another folder")
     return descriptor
@@ -258,11 +251,11 @@ def young_garbage_only() -> Iterator[None]:
 
 def read_lines(path: Path, chain: LineChain) -> Iterator[Counted]:
     """Yield every line that counts after those of ``chain``, which takes it."""
-    try:
-        with os.fdopen(open_regular(path), "rb", buffering=BLOCK) as file:
+    with file_errors(f"cannot read {path}", READABLE):
+        try:
+            descriptor = open_regular(path)
+        except FileNotFoundError:
+            return
+        with os.fdopen(descriptor, "rb", buffering=BLOCK) as file:
             file.seek(chain.length)
             yield from chain.read(file)
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror or error}") from error

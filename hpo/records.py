@@ -98,14 +98,8 @@ def finished_runs(out: Path | str) -> list[Path]:
     trials = [trial for trial in campaign_history(out).trials if trial.status == "finished"]
     if not trials:
         raise InputError(f"no trial of {out} is trained to its end yet; continue the search with --resume")
-    return [trial.folder for trial in best_first(trials, bounds_of(open_campaign(out).search.objective))]
-
-
-def best_first(trials: Sequence[TrialHistory], bounds: Bounds) -> list[TrialHistory]:
-    """Return trials with results, ordered by one objective or by fronts."""
-    if not bounds:
-        return sorted(trials, key=lambda trial: (trial.value or 0.0, trial.number))
-    return [trials[index] for index in ranked([trial.objectives for trial in trials], bounds)]
+    bounds = bounds_of(open_campaign(out).search.objective)
+    return [trials[index].folder for index in ranked([trial.objectives for trial in trials], bounds)]
 
 
 def front_trials(trials: Sequence[TrialHistory], bounds: Bounds) -> list[TrialHistory]:

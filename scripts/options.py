@@ -133,7 +133,7 @@ def use_device(text: str) -> str:
     if ":" in text:
         from hydragnn.hpo.launching.rank import gpu_variables
 
-        number, changes = int(text.partition(":")[2]), {HIDING[0]: "-1"}
+        number, changes = int(text.partition(":")[2]), dict[str, str | None]({HIDING[0]: "-1"})
         with suppress(IndexError):
             changes = gpu_variables(environment(), number, None, number + 1)
         change_environment(changes)

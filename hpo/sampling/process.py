@@ -5,7 +5,6 @@ An answer depends on its question only, so that a process that died or does not 
 
 import multiprocessing
 import os
-import signal
 import sys
 import threading
 from collections.abc import Iterator, Sequence
@@ -22,6 +21,7 @@ from threadpoolctl import threadpool_limits
 from hydragnn.base.environment import changed_environment
 from hydragnn.base.files import open_log
 from hydragnn.base.imports import allow_code, allowed_code
+from hydragnn.distributed.group import sigint_blocked
 from hydragnn.distributed.launch import leave_launch
 from hydragnn.hpo.sampling.sampler import History, proposals
 from hydragnn.hpo.settings import CampaignSettings
@@ -101,14 +101,12 @@ def clean_children() -> Iterator[None]:
     """Start processes without the main program, the current folder and Ctrl-C."""
     main = sys.modules["__main__"]
     resource_tracker.ensure_running()  # whose start would unblock the signal again
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         sys.modules["__main__"] = ModuleType("__main__")
-        with changed_environment({"PYTHONSAFEPATH": "1"}):
+        with sigint_blocked(), changed_environment({"PYTHONSAFEPATH": "1"}):
             yield
     finally:
         sys.modules["__main__"] = main
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def _begin(log: Path, code: list[str]) -> None:

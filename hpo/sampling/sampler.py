@@ -13,8 +13,8 @@ from itertools import islice
 
 import numpy as np
 
-from hydragnn.base.errors import InputError, nearest
-from hydragnn.base.imports import REFERENCE, announced_classes, class_named
+from hydragnn.base.errors import InputError
+from hydragnn.base.imports import class_of_kind
 from hydragnn.hpo.fronts import Bounds
 from hydragnn.hpo.scheduling.scheduler import State, Trial
 from hydragnn.hpo.scheduling.state import attempts_at_once
@@ -157,21 +157,8 @@ GROUP = "hydragnn.samplers"
 
 def sampler_class(name: str) -> type[Sampler]:
     """Return the sampler of that name; InputError names the nearest."""
-    announced = {} if name in SAMPLERS else announced_classes(GROUP)
-    reference = SAMPLERS.get(name, announced.get(name, name))
-    if isinstance(reference, type):
-        return reference
-    if not REFERENCE.fullmatch(reference):
-        hint = nearest(name, ["auto", *SAMPLERS, *announced])
-        raise InputError(f"unknown sampler {name!r}; {hint} (a class of your own is named package.module:Name)")
-    return class_named(
-        reference,
-        Sampler,
-        where=f"search.sampler = {name!r}",
-        noun="sampler",
-        parent="hydragnn.hpo.sampling.Sampler",
-        registered=name in announced,
-    )
+    words = {"where": "search.sampler", "noun": "sampler", "parent": "hydragnn.hpo.sampling.Sampler"}
+    return class_of_kind(name, {"auto": Sampler, **SAMPLERS}, Sampler, group=GROUP, **words)
 
 
 def learns(name: str) -> bool:

@@ -27,7 +27,6 @@ from hydragnn.hpo.stores import places_of
 from hydragnn.hpo.submit.script import Job, batch_of, job_script, lead_seconds, submit_script
 
 NAME = "jobs/chain.json"
-VERSION = 1
 
 
 class SubmittedJob(Settings):
@@ -189,11 +188,7 @@ def _submit(
 
 def read_chain(out: Path) -> JobChain:
     """Return a campaign's chain."""
-    path = out / NAME
-    chain = read_sealed(path)
-    if not isinstance(chain, dict) or chain.get("version") != VERSION:
-        raise InputError(f"{path} was not written by this version of the program; update it, or delete the file")
-    return JobChain.parse(chain, str(path))
+    return JobChain.parse(read_sealed(out / NAME), str(out / NAME))
 
 
 def _job_settings(settings: CampaignSettings) -> JobSettings:

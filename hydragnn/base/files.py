@@ -10,12 +10,15 @@ import resource
 import shutil
 import stat
 import sys
+from codecs import BOM_UTF8
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 from hydragnn.base.errors import Busy, InputError
 from hydragnn.base.limits import check_mark, check_readable
+
+T = TypeVar("T")
 
 Check = Callable[[], Path | None]
 """Raises what forbids a write; gives the folder in which to write aside, None for that of the file."""
@@ -374,25 +377,34 @@ LARGEST = 2**30
 
 def read_json(path: Path) -> Any:
     """Return the value in a JSON file; InputError if missing or damaged."""
+    return parsed_file(path, json.loads, "JSON", LARGEST)
+
+
+def parsed_file(path: Path, parse: Callable[[str], T], language: str, largest: int, *, pipes: bool = False) -> T:
+    """Return the parsed text of a file, or of a pipe of the user.
+
+    InputError where it is missing, malformed, larger than so many bytes or a device, which may have no end.
+    """
     try:
         # opened once: for campaigns every operation of the file system counts
-        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        flags = os.O_RDONLY | os.O_CLOEXEC | (0 if pipes else os.O_NONBLOCK)
+        with os.fdopen(os.open(path, flags), "rb") as file:
             status = os.fstat(file.fileno())
-            if not stat.S_ISREG(status.st_mode):
+            if not (stat.S_ISREG(status.st_mode) or (pipes and stat.S_ISFIFO(status.st_mode))):
                 raise InputError(
                     f"{path} is no regular file, and reading it might not end; copy its content into a file"
                 )
-            if status.st_size > LARGEST:
-                raise ValueError(f"it has more than {LARGEST:,} bytes")
-            content = file.read()
-        check_mark(path, content[:8])
-        return json.loads(content.decode("utf-8-sig"))
+            content = b"" if status.st_size > largest else file.read(largest + 1)
+        if max(status.st_size, len(content)) > largest:
+            raise ValueError(f"it has more than {largest:,} bytes")
+        check_mark(path, content[:8].removeprefix(BOM_UTF8))
+        return parse(content.decode("utf-8-sig"))
     except InputError:
         raise
     except FileNotFoundError:
         raise InputError(f"{path} does not exist; check the path") from None
-    except (ValueError, RecursionError) as error:  # no JSON or text, numbers of thousands of digits, nested without end
-        raise InputError(f"{path} is not valid JSON ({error}); it was cut off or belongs to another program") from error
+    except (ValueError, RecursionError) as error:  # no such text, numbers of thousands of digits, nested without end
+        raise InputError(f"{path} is not valid {language} ({error}); it was cut off or is something else") from error
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or error}") from error
 

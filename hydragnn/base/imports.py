@@ -95,12 +95,16 @@ def names_in(package: str, file: str) -> Callable[[str], Any]:
 
 
 def class_of_kind(
-    kind: str, own: Mapping[str, type[T]], base: type[T], *, group: str, where: str, noun: str, parent: str
+    kind: str, own: Mapping[str, type[T] | str], base: type[T], *, group: str, where: str, noun: str, parent: str
 ) -> type[T]:
-    """Return the class of a kind: own, registered, or ``package.module:Name``."""
-    if kind in own:
-        return own[kind]
-    others = announced_classes(group)
+    """Return the class of a kind: own, registered, or ``package.module:Name``.
+
+    Own classes that are imported on first use stand by such names, too.
+    """
+    others = {name: one for name, one in own.items() if isinstance(one, str)}
+    if kind in own and kind not in others:
+        return own[kind]  # type: ignore[return-value]
+    others |= {} if kind in own else announced_classes(group)
     if kind not in others and ":" not in kind:
         raise InputError(
             f"unknown kind of {noun} {kind!r}; {nearest(kind, [*own, *others])} (a class of your own is named package.module:Name)"

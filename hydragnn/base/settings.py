@@ -2,9 +2,7 @@
 
 import json
 import os
-import stat
 import tomllib
-from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,9 +11,8 @@ from typing import Annotated, Any, ClassVar, TypeVar, get_args
 import pydantic
 
 from hydragnn.base.errors import InputError, nearest
-from hydragnn.base.files import kind_of_folder
+from hydragnn.base.files import kind_of_folder, parsed_file
 from hydragnn.base.imports import REFERENCE, allow_named
-from hydragnn.base.limits import check_mark
 
 T = TypeVar("T", bound="Settings")
 
@@ -170,30 +167,13 @@ def first_problem(error: pydantic.ValidationError) -> str:
 def read_toml(path: Path) -> dict[str, Any]:
     """Return the table of a TOML file or pipe of the user.
 
-    It may name code. InputError where it is missing, malformed, larger than ``LARGEST`` or a device, which may have no end.
+    It may name code. InputError as of ``parsed_file``.
     """
     if path.is_dir():
         raise InputError(f"{path} is {kind_of_folder(path) or 'a folder'}; give a TOML file")
-    try:
-        with path.open("rb") as file:
-            kind = os.fstat(file.fileno()).st_mode
-            if not (stat.S_ISREG(kind) or stat.S_ISFIFO(kind)):
-                raise InputError(f"{path} is neither a file nor a pipe; give the TOML file itself")
-            content = file.read(LARGEST + 1)
-        if len(content) > LARGEST:
-            raise InputError(f"{path} has more than {LARGEST / 1e6:.0f} MB, which no configuration has; check the path")
-        check_mark(path, content[:8].removeprefix(BOM_UTF8))
-        table = tomllib.loads(content.decode("utf-8-sig"))
-        allow_named(table)
-        return table
-    except InputError:
-        raise
-    except FileNotFoundError:
-        raise InputError(f"{path} does not exist; check the path") from None
-    except (ValueError, RecursionError) as error:  # no TOML or text, numbers of thousands of digits, nested without end
-        raise InputError(f"{path} is not valid TOML: {error}; give a text file of keys, or repair it") from error
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror or error}") from error
+    table = parsed_file(path, tomllib.loads, "TOML", LARGEST, pipes=True)
+    allow_named(table)
+    return table
 
 
 def store_override(store: Path | str | None) -> list[str]:

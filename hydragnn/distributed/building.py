@@ -10,8 +10,7 @@ import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
-from itertools import count, islice
+from itertools import islice
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -91,25 +90,16 @@ class Building(ABC):
         once(group, "join", lambda: self.joined, self.join, check)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class GraphBlock:
-    """Graphs that follow each other, a part of the store."""
-
-    number: int
-    first: int
-    length: int
-
-
-def blocks_for(processes: int, graphs: int | None = None) -> Iterator[GraphBlock]:
+def blocks_for(processes: int, graphs: int | None = None) -> Iterator[range]:
     """Yield blocks of graphs: shrinking, or growing where nobody has counted.
 
-    >>> [block.length for block in blocks_for(2, 1000)]
+    >>> [len(block) for block in blocks_for(2, 1000)]
     [250, 188, 141, 106, 79, 64, 64, 64, 44]
-    >>> [block.first for block in islice(blocks_for(2), 3)]
+    >>> [block.start for block in islice(blocks_for(2), 3)]
     [0, 64, 128]
     """
     first = 0
-    for number in count():
+    while True:
         if graphs is None:
             length = min(LARGEST, max(SMALLEST, first // (ROUNDS * processes)))
         else:
@@ -118,7 +108,7 @@ def blocks_for(processes: int, graphs: int | None = None) -> Iterator[GraphBlock
             length = min(LARGEST, remaining, shrinking)
         if length == 0:
             return
-        yield GraphBlock(number=number, first=first, length=length)
+        yield range(first, first + length)
         first += length
 
 
@@ -161,7 +151,7 @@ class StoreBuilding(Building):
             return False
         written = 0
         try:
-            written = self._write(block)
+            written = self._write(number, block)
         except InputError as error:
             self._fail(number, str(error))
         except Exception as error:  # a defect, of which the others hear, who would wait for this process
@@ -171,20 +161,20 @@ class StoreBuilding(Building):
         self._parts = number + 1 if written else self._parts
         self.group.note("made", self._made)
         self.group.note("parts", self._parts)
-        return written == block.length and not self.group.notes("failed")
+        return written == len(block) and not self.group.notes("failed")
 
-    def _write(self, block: GraphBlock) -> int:
+    def _write(self, number: int, block: range) -> int:
         """Write a block, later than all before; return its number of graphs."""
         self._makers = self._makers or makers_of(self.settings)
-        for number, _ in enumerate(islice(self._makers, block.first - self._position)):
-            if number % LOOK == 0 and not self._add(0):
+        for passed, _ in enumerate(islice(self._makers, block.start - self._position)):
+            if passed % LOOK == 0 and not self._add(0):
                 return 0
-        self._position = block.first + block.length
-        groups = groups_of(made(islice(self._makers, block.length)))
+        self._position = block.stop
+        groups = groups_of(made(islice(self._makers, len(block))))
         some = next(groups, None)
         if some is None:
             return 0
-        part = {"part": block.number, "first": block.first}
+        part = {"part": number, "first": block.start}
         with store_writer(self.settings, self.out, self.fields, self.dim, **part) as writer:
             while some is not None:
                 writer.write_graphs(some)

@@ -131,10 +131,10 @@ def test_early_ctrl_c_leaves_nothing(settings: BuildSettings, tmp_path: Path, mo
 
 def test_blocks_follow_each_other_and_grow_with_what_lies_before() -> None:
     blocks = [*islice(blocks_for(8), 2000)]
-    ends = [block.first + block.length for block in blocks]
+    ends = [block.stop for block in blocks]
     assert [block.first for block in blocks[1:]] == ends[:-1]
-    assert all(block.length <= max(64, block.first // 32) for block in blocks)
-    assert blocks[-1].length == LARGEST
+    assert all(len(block) <= max(64, block.start // 32) for block in blocks)
+    assert len(blocks[-1]) == LARGEST
 
 
 def test_nobody_else_makes_a_store_where_one_is_being_made(settings: BuildSettings, tmp_path: Path) -> None:

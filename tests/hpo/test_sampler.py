@@ -180,7 +180,7 @@ def test_a_sampler_gets_every_result_once_there_are_enough_and_an_unknown_one_is
         assert known == (list(range(number)) if number >= first else [])
         after(state, 0.0, Proposed(trial=number, values=point))
         after(state, 0.0, Reached(trial=number, attempt=1, epochs=1, value=1.0))
-    with pytest.raises(InputError, match="unknown sampler 'tpee'; did you mean tpe"):
+    with pytest.raises(InputError, match="unknown kind of sampler 'tpee'; did you mean tpe"):
         learns("tpee")
 
 
