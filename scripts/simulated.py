@@ -12,7 +12,7 @@ FINAL_HOURS = 1000.0
 """A final training that has not ended by then never will."""
 
 SHARES = ("goodput", "utilisation")
-HIDDEN = ("node-hours", "faults", "milliseconds per decision", "decisions")
+HIDDEN = ("node-hours", "faults")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,10 +1,8 @@
 """Scheduler on a virtual clock, with the ``decide`` of real campaigns."""
 
 import random
-from array import array
 from collections import deque
 from dataclasses import dataclass
-from time import perf_counter
 
 from hydragnn.hpo.scheduling.events import (
     Action,
@@ -39,8 +37,6 @@ class VirtualCampaign:
         self.plan, self.world, self.state = scenario.plan, World(scenario), State()
         self.finishes: list[Finish] = []
         self.settled: dict[int, str] = {}
-        self.decision_seconds = array("d")
-        """Wall time of every decision."""
         self._offset, self._measured = 0.0, 0
 
     def run(self, hours: float) -> None:
@@ -79,10 +75,7 @@ class VirtualCampaign:
                 events.extend(self._act(action))
 
     def _decide(self, event: Event) -> Decision:
-        begin = perf_counter()
-        decision = decide(self.state, event, self.world.now)
-        self.decision_seconds.append(perf_counter() - begin)
-        return decision
+        return decide(self.state, event, self.world.now)
 
     def _act(self, action: Action) -> list[Event]:
         match action:

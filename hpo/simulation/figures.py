@@ -1,11 +1,9 @@
 """Figures of a simulated search or final training."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import count, islice
 from math import isfinite
 from typing import Any
-
-import numpy as np
 
 from hydragnn.base.errors import InputError
 from hydragnn.hpo.preflight import plan_of
@@ -37,9 +35,6 @@ class Figures:
     hours_to_best: float | None
     best: float | None
     faults: dict[str, int]
-    decisions: int = 0
-    decision_ms: dict[str, float] = field(default_factory=dict)
-    """Wall time of one decision of the scheduler: median, p99, largest."""
 
     @property
     def goodput(self) -> float:
@@ -63,8 +58,6 @@ class Figures:
             "lost": self.lost,
             "faults": self.faults,
             "node-hours": self.node_hours,
-            "decisions": self.decisions,
-            "milliseconds per decision": self.decision_ms,
         }
 
 
@@ -114,18 +107,14 @@ def final_scenario(scenario: Scenario, members: int) -> Scenario:
 def campaign_figures(campaign: VirtualCampaign, target: float) -> Figures:
     """Return the figures of a campaign; ``target`` counts as best."""
     statuses = [trial.status for trial in campaign.state.trials.values()]
-    ledger, world, seconds = campaign.world.ledger, campaign.world, campaign.decision_seconds
-    marks = {"median": 0.5, "p99": 0.99, "largest": 1.0}
     return Figures(
-        **common_figures(ledger, world.num_nodes, campaign.finishes, target),
+        **common_figures(campaign.world.ledger, campaign.world.num_nodes, campaign.finishes, target),
         trials=len(statuses),
         finished=statuses.count("finished"),
         pruned=sum(outcome == "pruned" for outcome in campaign.settled.values()),
         failed=statuses.count("failed"),
         lost=statuses.count("lost"),
-        faults=dict(sorted(world.faults.items())),
-        decisions=len(seconds),
-        decision_ms={mark: 1e3 * float(np.quantile(seconds, q)) for mark, q in marks.items()} if seconds else {},
+        faults=dict(sorted(campaign.world.faults.items())),
     )
 
 

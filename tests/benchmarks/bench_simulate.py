@@ -106,7 +106,6 @@ def _row(seed: int, ours: Figures, static: Figures, kind: Figures, wall: float) 
         "ratio": round(ours.goodput / static.goodput, 3),
         "ratio without black holes": round(ours.goodput / kind.goodput, 3),
         "measured seconds": round(wall, 1),
-        "measured p99 ms": round(ours.decision_ms["p99"], 3),
     }
 
 
