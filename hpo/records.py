@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from msgspec.structs import asdict
 from numpy.typing import NDArray
 
 from hydragnn.base.errors import InputError
@@ -15,12 +16,11 @@ from hydragnn.hpo.controller import trial_folder
 from hydragnn.hpo.fronts import Bounds, front_of, ranked
 from hydragnn.hpo.objective import COSTS, THROUGHPUT, bounds_of, goals_of, objective_value, quantity_text
 from hydragnn.hpo.preflight import open_campaign
-from hydragnn.hpo.scheduling.events import Origin
 from hydragnn.hpo.scheduling.sizing import Load
-from hydragnn.hpo.scheduling.state import TrialStatus
+from hydragnn.hpo.scheduling.state import Trial
 from hydragnn.hpo.settings import CampaignSettings
 from hydragnn.hpo.space.parameters import Choices, Parameter
-from hydragnn.hpo.space.points import Point, Space, random_point, space_of
+from hydragnn.hpo.space.points import Space, random_point, space_of
 from hydragnn.hpo.status.facts import Follower
 from hydragnn.hpo.status.timeline import Timeline
 from hydragnn.record import RunRecord, read_record
@@ -40,32 +40,17 @@ FEWEST, FARTHEST, MISS = 12, 4, 0.25
 """Least epochs, largest quotient of lengths and largest error of extrapolations."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TrialHistory:
-    """One configuration and how far it came."""
+class TrialHistory(Trial, frozen=True, kw_only=True):
+    """One configuration and how far it came, with its folder."""
 
-    number: int
-    status: TrialStatus
-    """finished, paused (not let through by its last rung), failed, lost (to the machine), or still on its way."""
-    values: Point
-    """Sampled values by configuration path; inactive conditional parameters are absent."""
-    origin: Origin
     rungs: dict[int, float]
     """Objective by epochs, for every rung passed."""
-    value: float | None
-    """Objective at the last rung passed."""
-    others: tuple[float, ...] = ()
-    """Further objectives there, where there are several."""
-    attempts: int
-    failure: str | None
     folder: Path
-    speed: float
-    """Graphs of training per second in the first segment; 0 where unknown."""
 
     @property
     def objectives(self) -> tuple[float, ...]:
         """Return all objectives at the last rung passed."""
-        return (math.inf if self.value is None else self.value, *self.others)
+        return self.values_at(-1) if self.results else (math.inf,)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -117,17 +102,7 @@ def campaign_history(out: Path | str) -> CampaignHistory:
     state, timeline = follower.builder.state, follower.builder.timeline()
     trials = [
         TrialHistory(
-            number=number,
-            status=trial.status,
-            values=trial.values,
-            origin=trial.origin,
-            rungs=dict(zip(state.plan.rungs, trial.results)),
-            value=trial.value,
-            others=trial.values_at(-1)[1:] if trial.results else (),
-            attempts=trial.attempt,
-            failure=trial.reason,
-            folder=trial_folder(out, number),
-            speed=trial.speed,
+            **asdict(trial), rungs=dict(zip(state.plan.rungs, trial.results)), folder=trial_folder(out, number)
         )
         for number, trial in sorted(state.trials.items())
         if trial.values

@@ -240,7 +240,7 @@ class Campaign:
 
 def failure_kind(trial: TrialHistory) -> str:
     """Return the kind of failure that ended a trial; empty for others."""
-    return (trial.failure or "").partition(": ")[0] if trial.status in FAILED else ""
+    return trial.failure.kind if trial.failure and trial.status in FAILED else ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

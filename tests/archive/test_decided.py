@@ -93,6 +93,6 @@ def test_a_campaign_is_read_whole() -> None:
     status = campaign_status(campaign)
     assert (status.status, status.planned, status.trials["finished"], status.trials["paused"]) == ("finished", 5, 2, 1)
     assert (status.best.trial, round(status.best.value, 6)) == (0, 0.865196)
-    kinds = [trial.failure.partition(":")[0] for trial in campaign_history(campaign).trials if trial.status == "failed"]
+    kinds = [trial.failure.kind for trial in campaign_history(campaign).trials if trial.status == "failed"]
     assert kinds == ["diverged", "diverged"]
     assert [record.status for _, record, _ in campaign_records(campaign)].count("finished") == 2

@@ -301,7 +301,7 @@ def test_importance_finds_the_parameter_that_matters(search: Search, tmp_path: P
 def test_failures_are_kept_and_the_optuna_study_says_what_the_journal_says(search: Search, tmp_path: Path) -> None:
     out = tmp_path / "c"
     assert search(out, fault="diverged").trials["failed"] == 3
-    failed = [(t.number, t.failure, t.attempts) for t in campaign_history(out).trials if t.status == "failed"]
+    failed = [(t.number, t.reason, t.attempt) for t in campaign_history(out).trials if t.status == "failed"]
     assert failed == [(number, "diverged: as planned", 1) for number in (1, 4, 7)]
 
     def stored() -> list[tuple[Any, ...]]:

@@ -229,7 +229,7 @@ def test_a_campaign_shows_its_front_and_an_ensemble_takes_it(search: Search, tmp
     result = search("c", objective=GOALS, trials=12)
     history = campaign_history(tmp_path / "c")
     finished = [trial for trial in history.trials if trial.status == "finished"]
-    within = [trial for trial in finished if trial.others[0] <= 6000]
+    within = [trial for trial in finished if trial.objectives[1] <= 6000]
     shown = [one.trial for one in result.front]
     expected = [t.number for t in within if not any(dominates(o.objectives, t.objectives) for o in within)]
     assert sorted(shown) == expected and shown
@@ -317,7 +317,7 @@ def test_one_objective_has_no_front(search: Search, tmp_path: Path) -> None:
 def test_a_bound_that_nothing_meets_ends_with_the_nearest(search: Search, tmp_path: Path) -> None:
     result = search("c", objective=["valid/loss", {"of": "cost/parameters", "at_most": 1.0}], trials=6)
     assert result.status == "finished" and result.front == ()
-    least = min(trial.others[0] for trial in campaign_history(tmp_path / "c").trials)
+    least = min(trial.objectives[1] for trial in campaign_history(tmp_path / "c").trials)
     assert result.best is not None and result.best.others == (least,)
 
 

@@ -119,7 +119,7 @@ def test_an_interrupted_search_saves_trials(search: Search, driver: Any, tmp_pat
     assert sentence.endswith(("trial(s) save their state", "no trial is running"))
     history = campaign_history(out)
     assert history.ending == "stopped"
-    assert all(trial.failure is None or "preempted" in trial.failure for trial in history.trials)
+    assert all(trial.failure is None or trial.failure.kind == "preempted" for trial in history.trials)
     assert search(out, resume=True, workers=2).status == "finished"
 
 

@@ -174,7 +174,7 @@ def test_a_rank_without_memory_teaches_the_campaign_whoever_ends_it(layouts: dic
     assert [failure.suspects for failure in failures] == [()] * kinds
     assert "smaller batches" in failures[0].message
     assert kinds == 1 or "the system ran out of memory" in failures[1].message
-    assert all(trial.attempts == 2 for trial in campaign_history(out).trials)
+    assert all(trial.attempt == 2 for trial in campaign_history(out).trials)
 
 
 def kill(ranks: list[psutil.Process], rank: int) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from hydragnn.hpo import CampaignHistory, Timeline, TrialHistory, campaign_settings
-from hydragnn.record import Cost, RunRecord
+from hydragnn.record import Cost, Failure, RunRecord
 from hydragnn.scripts.report.facts import Campaign
 from hydragnn.scripts.report.search import architectures_table
 
@@ -22,10 +22,9 @@ ROWS: list[tuple[str, list[float], float, Any]] = [
 
 
 def trial(number: int, curve: list[float], status: Any) -> TrialHistory:
-    failure = "diverged: the loss is not finite" if status == "failed" else None
-    facts: dict[str, Any] = {"values": {}, "origin": "sampler", "rungs": {}, "attempts": 1, "speed": 5.0}
-    place = Path(f"{number:04d}")
-    return TrialHistory(number=number, status=status, value=min(curve), failure=failure, folder=place, **facts)
+    failure = Failure(kind="diverged", message="the loss is not finite") if status == "failed" else None
+    facts: dict[str, Any] = {"rungs": {}, "attempt": 1, "speed": 5.0, "folder": Path(f"{number:04d}")}
+    return TrialHistory(number=number, status=status, results=(min(curve),), failure=failure, **facts)
 
 
 def record(kind: str, curve: list[float], seconds: float) -> RunRecord:

@@ -36,9 +36,9 @@ def history(truth: Callable[[dict[str, Any]], float], trials: int, **space: Any)
         if "when" in own.get("d", {}) and values["pick"] != "good":
             del values["d"]
         result = truth(values) + 0.05 * draw.normal()
-        more: dict[str, Any] = {"origin": "sampler", "attempts": 1, "speed": 0.0, "failure": None, "status": "finished"}
+        more: dict[str, Any] = {"attempt": 1, "status": "finished"}
         named = {f"model.{path}": value for path, value in values.items()}
-        more |= {"values": named, "rungs": {1: result}, "value": result, "folder": Path(str(number))}
+        more |= {"values": named, "rungs": {1: result}, "results": (result,), "folder": Path(str(number))}
         every.append(TrialHistory(number=number, **more))
     return CampaignHistory(settings=settings, trials=every, rungs=(1,), ending=None, timeline=Timeline(), sampler="")
 
