@@ -124,6 +124,8 @@ def output_of(command: Sequence[str], *, seconds: float = ANSWER, environment: M
         process = subprocess.run(command, capture_output=True, text=True, timeout=seconds, env=environment)
     except FileNotFoundError as error:
         raise InputError(f"{command[0]} is not on the PATH; load the scheduler's module, or go where it is") from error
+    except OSError as error:
+        raise InputError(f"{command[0]} cannot be run: {error.strerror or error}; try again later") from error
     except subprocess.TimeoutExpired as error:
         raise InputError(f"{' '.join(command)} did not answer within {seconds:.0f} s; is the scheduler up?") from error
     if process.returncode:

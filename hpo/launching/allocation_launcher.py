@@ -175,7 +175,6 @@ class AllocationLauncher(Launcher, ABC):
         if self._watch.over:
             self._revoked = f"the allocation has ended (job {self._allocation.job}: {self._watch.over})"
             self._reports.append(Stopping(reason=self._revoked, ending="walltime"))
-            self._watch.close()
             self._leave_by = time.monotonic() + LEAVE
             self._leave()
 

@@ -161,7 +161,6 @@ class PackLauncher(AllocationLauncher):
 
     def close(self) -> None:
         """End all packs, first by the end of their input."""
-        self._watch.close()
         for pack in self._packs:
             pack.step.input.close()
         deadline = time.monotonic() + LAST_WORDS

@@ -140,7 +140,6 @@ class StepLauncher(AllocationLauncher):
         for step in steps:
             step.kill()
         self._end_probes()
-        self._watch.close()
         for step in steps:
             step.wait()
         self._attempts.clear()

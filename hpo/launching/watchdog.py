@@ -6,13 +6,14 @@ evidence about the scheduler; then heartbeats and the exits of steps decide.
 """
 
 import shutil
-import subprocess
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import IO
+from threading import Thread
 
+from hydragnn.base.errors import InputError
+from hydragnn.hpo.launching.allocation import output_of
 from hydragnn.hpo.launching.sites import Evidence, NodeState, NodeStates, Site, short_name
 
 LOOK_EVERY = 3.0  # seconds between looks at the nodes; sinfo answers from the controller's memory
@@ -35,7 +36,7 @@ Clock = Callable[[], float]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProgramOutput:
-    """Output of a program, with the time of its start."""
+    """Output of a program, or why it failed, with the time of its start."""
 
     printed: str
     failed: bool
@@ -45,13 +46,10 @@ class ProgramOutput:
 class PolledProgram:
     """Program that is run again and again, without waiting for it."""
 
-    def __init__(self, command: Sequence[str] | None, every: float, *, errors: bool = False, clock: Clock) -> None:
-        """``errors``: what it prints as errors is part of the answer."""
+    def __init__(self, command: Sequence[str] | None, every: float, clock: Clock) -> None:
         self._command = command if command is not None and shutil.which(command[0]) else None
-        self._every, self._clock = every, clock
-        self._errors = subprocess.STDOUT if errors else subprocess.DEVNULL
-        self._asked: tuple[subprocess.Popen[bytes], IO[bytes], float] | None = None
-        self._next = 0.0
+        self._every, self._clock, self._next = every, clock, 0.0
+        self._asked: tuple[Future[str], float] | None = None
 
     @property
     def possible(self) -> bool:
@@ -66,39 +64,29 @@ class PolledProgram:
         """Return a new output, if any; start the program when due."""
         answer = self._read()
         if self._command is not None and self._asked is None and self._clock() >= self._next:
-            self._ask(self._command)
+            self._next = self._clock() + self._every
+            self._asked = Future(), self._clock()
+            Thread(target=_run, args=(self._command, self._asked[0]), daemon=True).start()
         return answer
-
-    def close(self) -> None:
-        """End the program, and wait for no answer any more."""
-        if self._asked is not None:
-            process, file, _ = self._asked
-            process.kill()
-            process.wait()
-            file.close()
-            self._asked = None
-
-    def _ask(self, command: Sequence[str]) -> None:
-        self._next = self._clock() + self._every
-        file = tempfile.TemporaryFile()  # noqa: SIM115, closed when the answer was read
-        try:
-            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=self._errors)
-        except OSError:  # a machine short of processes; the next look may work
-            file.close()
-            return
-        self._asked = process, file, self._clock()
 
     def _read(self) -> ProgramOutput | None:
         if self._asked is None:
             return None
-        process, file, began = self._asked
-        code = process.poll()
-        if code is None and self._clock() - began <= LOOK_PATIENCE:
+        future, began = self._asked
+        if not future.done() and self._clock() - began <= LOOK_PATIENCE:
             return None
-        file.seek(0)
-        printed = "" if code is None else file.read().decode(errors="replace")
-        self.close()
-        return ProgramOutput(printed=printed, failed=code != 0, began=began)
+        self._asked = None
+        try:
+            return ProgramOutput(printed=future.result(0), failed=False, began=began)
+        except (InputError, TimeoutError) as error:
+            return ProgramOutput(printed=str(error), failed=True, began=began)
+
+
+def _run(command: Sequence[str], future: Future[str]) -> None:
+    try:
+        future.set_result(output_of(command, seconds=LOOK_PATIENCE))
+    except InputError as error:
+        future.set_exception(error)
 
 
 class SchedulerWatch:
@@ -107,8 +95,8 @@ class SchedulerWatch:
     def __init__(self, site: Site, nodes: Sequence[str], job: str = "", *, clock: Clock = time.monotonic) -> None:
         self._site, self._nodes, self._clock = site, {short_name(node): node for node in nodes}, clock
         every = LOOK_EVERY + len(self._nodes) / LOOKED_AT
-        self._of_nodes = PolledProgram(site.look(tuple(nodes)), every, clock=clock)
-        self._of_job = PolledProgram(site.look_at_job(job), LOOK_AT_JOB_EVERY, errors=True, clock=clock)
+        self._of_nodes = PolledProgram(site.look(tuple(nodes)), every, clock)
+        self._of_job = PolledProgram(site.look_at_job(job), LOOK_AT_JOB_EVERY, clock)
         self._answered_at = float("inf")
         self._node_times: dict[str, float] = {}
         self._trouble: dict[str, tuple[float, float]] = {}
@@ -179,11 +167,6 @@ class SchedulerWatch:
         self.states = {**self.states, **states_now}
         self._node_times.update(dict.fromkeys(states_now, answer.began))
         return worse
-
-    def close(self) -> None:
-        """Give up looks that are under way."""
-        self._of_nodes.close()
-        self._of_job.close()
 
     def _state(self, node: str) -> NodeState:
         return self.states.get(node, "well")

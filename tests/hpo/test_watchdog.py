@@ -2,7 +2,7 @@
 
 import math
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -98,21 +98,13 @@ class Witness:
         found = self.watch.changes()
         for question in (self.watch._of_nodes, self.watch._of_job):
             if question._asked is not None:
-                question._asked[0].wait()
+                question._asked[0].exception()
         return found | self.watch.changes()
 
 
 @pytest.fixture
-def witness(tmp_path: Path, clock: Clock) -> Iterator[Callable[..., Witness]]:
-    made: list[Witness] = []
-
-    def make(*nodes: str, job: str = "") -> Witness:
-        made.append(Witness(tmp_path, nodes, clock, job))
-        return made[-1]
-
-    yield make
-    for one in made:
-        one.watch.close()
+def witness(tmp_path: Path, clock: Clock) -> Callable[..., Witness]:
+    return lambda *nodes, job="": Witness(tmp_path, nodes, clock, job)
 
 
 def test_nodes_are_news_when_they_fall_silent_and_once_more_when_they_are_lost(witness: Callable[..., Witness]) -> None:
@@ -182,7 +174,7 @@ def test_a_scheduler_that_hangs_is_asked_again_and_counts_as_not_answering(
     harness = witness("n1", "n2")
     harness.says("n1 mixed\nn2 mixed\n")
     watch = harness.watch
-    monkeypatch.setattr(watch._of_nodes, "_command", ["sleep", "1000"])
+    monkeypatch.setattr(watch._of_nodes, "_command", ["sleep", "60"])
     clock.now += 10.0
     assert watch.changes() == {} and watch.answering
     first = watch._of_nodes._asked
