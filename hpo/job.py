@@ -2,7 +2,7 @@
 
 import re
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from pydantic import AfterValidator, Field
 
@@ -10,50 +10,33 @@ from hydragnn.base.settings import ActsWith, Settings
 from hydragnn.hpo.launching.sites import check_machine
 
 
-def _one_line(text: str) -> str:
-    if not text.strip() or any(ord(character) < 32 and character != "\t" for character in text):
-        raise ValueError(f"{text!r} is not one line of text; give one line each")
-    return text
+def _text(pattern: str, words: str) -> AfterValidator:
+    """Return the check of texts, with the words that refuse others."""
+
+    def check(value: Any) -> Any:
+        if not re.fullmatch(pattern, str(value)):
+            raise ValueError(f"{str(value)!r} {words}")
+        return value
+
+    return AfterValidator(check)
 
 
-def is_word(text: str) -> bool:
-    """Return True for a text that schedulers' directives can hold.
+WORD = r"[A-Za-z0-9._+:@/,=-]+"
+"""Texts that schedulers' directives can hold."""
 
-    >>> is_word("campaigns/alloys-1"), is_word("my campaign")
-    (True, False)
-    """
-    return re.fullmatch(r"[A-Za-z0-9._+:@/,=-]+", text) is not None
+_line = _text(r"[^\0-\x08\n-\x1f]*\S[^\0-\x08\n-\x1f]*", "is not one line of text; give one line each")
+_option = _text("-.*", "is no option of the scheduler; begin it with a dash, without #SBATCH or #PBS")
+_word = _text(WORD, "cannot stand in a scheduler's directive; use letters, digits and . _ + : @ / , = -")
+_place = _text(
+    r"/([A-Za-z0-9._/-]|\$[A-Z_]+\b)+", "is no absolute path of plain characters and variables such as $USER"
+)
+_inside = _text("/+[^/]+/+[^/].*", "is no absolute path of a folder inside another; give one such as /tmp/me-kernels")
 
-
-def _word(text: str) -> str:
-    if not is_word(text):
-        raise ValueError(f"{text!r} cannot stand in a scheduler's directive; use letters, digits and . _ + : @ / , = -")
-    return text
-
-
-def _directive(text: str) -> str:
-    if not _one_line(text).startswith("-"):
-        raise ValueError(f"{text!r} is no option of the scheduler; begin it with a dash, without #SBATCH or #PBS")
-    return text
-
-
-def _place(text: str) -> str:
-    if not re.fullmatch(r"/([A-Za-z0-9._/-]|\$[A-Z_]+\b)+", text):
-        raise ValueError(f"{text!r} is no absolute path of plain characters and variables such as $USER")
-    return text
-
-
-def _absolute(path: Path) -> Path:
-    if not path.is_absolute() or len(path.parts) < 3:
-        raise ValueError(f"{path} is no absolute path of a folder inside another; give one such as /tmp/me-kernels")
-    return path
-
-
-AbsolutePath = Annotated[Path, AfterValidator(_absolute)]
-TextLine = Annotated[str, AfterValidator(_one_line)]
-Word = Annotated[str, AfterValidator(_word)]
-Directive = Annotated[str, AfterValidator(_directive)]
-Place = Annotated[str, AfterValidator(_place)]
+AbsolutePath = Annotated[Path, _inside]
+TextLine = Annotated[str, _line]
+Word = Annotated[str, _word]
+Directive = Annotated[str, _line, _option]
+Place = Annotated[str, _place]
 Site = Annotated[str, AfterValidator(check_machine)]
 
 

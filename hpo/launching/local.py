@@ -6,7 +6,7 @@ No attempt outlives its controller, works before the journal has it, or has a su
 """
 
 import signal
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from hydragnn.base.environment import environment
 from hydragnn.base.errors import InputError
@@ -15,7 +15,7 @@ from hydragnn.hpo.launching.allocation import Allocation, alike
 from hydragnn.hpo.launching.allocation_launcher import MODULE, Limits
 from hydragnn.hpo.launching.attempts import seconds_between_beats
 from hydragnn.hpo.launching.job_step import end_process
-from hydragnn.hpo.launching.launcher import MARK, Task, identity_of, is_ours
+from hydragnn.hpo.launching.launcher import Task, identity_of
 from hydragnn.hpo.launching.packs import Pack, PackLauncher
 from hydragnn.hpo.launching.rank import gpu_variables
 from hydragnn.hpo.launching.sites.local import Local
@@ -64,13 +64,6 @@ class LocalLauncher(PackLauncher):
         """Seconds between heartbeats of each run, in its folder."""
         return seconds_between_beats(len(self.slots), self._limits.hang_seconds)
 
-    def recover(self, campaign: str, identities: Iterable[Identity]) -> None:
-        """Kill attempts of an earlier controller, and wait for their end."""
-        self._environment[MARK] = campaign
-        for identity in identities:
-            if is_ours(identity, campaign):
-                end_process(identity, KILLED_WAIT)
-
     def probe(self, node: str) -> None:
         """Find the slot healthy: a machine that runs this code computes."""
         self._reports.append(Probed(node=node, healthy=True))
@@ -81,9 +74,6 @@ class LocalLauncher(PackLauncher):
         super().close()
         for identity in identities:
             end_process(identity, KILLED_WAIT)
-
-    def _start_packs(self, node: str) -> None:
-        self._new_pack((node,))
 
     def _worker_options(self, nodes: tuple[str, ...]) -> list[str]:
         return ["--ranks", str(self.ranks)]

@@ -203,9 +203,8 @@ class World:
         if planned is None or self.now < attempt.trains:
             self._plan(attempt, AttemptEnd(stops=self.now, reported=self.now + 0.1, kind="preempted"))
         elif planned.stops > self.now:
-            saved = attempt.opened + (self.now - attempt.opened + attempt.fate.save) - self.now
-            leaves, in_time = self.now + min(saved, self.grace), saved <= max(self.grace, attempt.fate.save)
-            self._plan(attempt, AttemptEnd(stops=self.now, reported=leaves, kind="preempted", saved=in_time))
+            leaves = self.now + min(attempt.fate.save, self.grace)
+            self._plan(attempt, AttemptEnd(stops=self.now, reported=leaves, kind="preempted", saved=True))
         elif planned.reported > self.now + self.grace:
             self._plan(attempt, AttemptEnd(stops=planned.stops, reported=self.now + self.grace, kind="preempted"))
 
@@ -261,7 +260,7 @@ class World:
         if failing is not None:
             self._plan(attempt, failing)
         else:
-            attempt.trains = self._begin + (self.now - self._begin + attempt.fate.startup)
+            attempt.trains = self.now + attempt.fate.startup
             seconds = attempt.course.epoch_seconds(len(attempt.action.slots)) * attempt.fate.slowness
             attempt.epoch_seconds = seconds + self.assumptions.checkpoint_seconds
             outcome = min(self._endings(attempt), key=lambda outcome: outcome.stops)

@@ -11,7 +11,7 @@ import jinja2
 
 from hydragnn.base.errors import InputError
 from hydragnn.distributed.launch import environment_alone
-from hydragnn.hpo.job import JobSettings, is_word
+from hydragnn.hpo.job import WORD, JobSettings
 from hydragnn.hpo.launching.allocation import output_of
 from hydragnn.hpo.launching.sites import Batch, machine_named
 
@@ -71,14 +71,14 @@ def lead_seconds(grace: float) -> int:
 
 def job_script(job: Job) -> str:
     """The batch script; InputError where a path cannot stand in a directive."""
-    if not is_word(str(job.log)):
+    if not re.fullmatch(WORD, str(job.log)):
         raise InputError(
             f"{job.campaign}: schedulers' directives hold no such path; use letters, digits and . _ - only"
         )
     batch, machine = batch_of(job.settings.site), machine_named(job.settings.site)[1]
     values: dict[str, Any] = {
         "job": job.settings,
-        "prefix": batch.directive,
+        "batch": batch,
         "name": job.settings.name or job.campaign.name,
         "staged": job.settings.stages,
         "setup": machine.setup,

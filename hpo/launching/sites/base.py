@@ -66,6 +66,9 @@ class Batch:
 
     directive: str
     """Beginning of a line that the scheduler reads."""
+    account: str
+    """Beginning of the option that says who is billed."""
+    queue: str
     submit: tuple[str, ...]
     submit_from_job: tuple[str, ...]
     """The same from within a job."""

@@ -21,23 +21,13 @@ _SCRIPT = """{% extends "job.sh.j2" %}
 #flux: --nodes={{ job.nodes }}
 #flux: --exclusive
 #flux: --time-limit={{ minutes }}m
-{% if job.account %}
-#flux: --bank={{ job.account }}
-{% endif %}
-{% if job.queue %}
-#flux: --queue={{ job.queue }}
-{% endif %}
 #flux: --output={{ log }}
-{% block site %}{% endblock %}
 {% endblock %}
 {% block identity %}
 id=$(flux getattr jobid)
 {% if staged %}
 on_every_node() { flux exec -r all "$@"; }
 {% endif %}
-{% endblock %}
-{% block timer %}
-warn_after {{ minutes * 60 - lead }} # Flux would warn its broker, not this script
 {% endblock %}
 {% block cancel %}flux --parent cancel{% endblock %}
 """
@@ -52,6 +42,8 @@ class Flux(Site):
     machines: ClassVar = {"flux": Machine()}
     batch: ClassVar = Batch(
         directive="#flux:",
+        account="--bank=",
+        queue="--queue=",
         submit=("flux", "batch"),
         submit_from_job=("flux", "--parent", "batch"),
         after="--dependency=afterany:{}",

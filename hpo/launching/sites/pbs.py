@@ -27,27 +27,17 @@ _SCRIPT = """{% extends "job.sh.j2" %}
 #PBS -N {{ name }}
 #PBS -l select={{ job.nodes }}
 #PBS -l walltime={{ "%02d:%02d:00" % (minutes // 60, minutes % 60) }}
-{% if job.account %}
-#PBS -A {{ job.account }}
-{% endif %}
-{% if job.queue %}
-#PBS -q {{ job.queue }}
-{% endif %}
 #PBS -l place=scatter:excl
 #PBS -r n
 #PBS -W tolerate_node_failures=all
 #PBS -j oe
 #PBS -o {{ log }}
-{% block site %}{% endblock %}
 {% endblock %}
 {% block identity %}
 id=$PBS_JOBID
 {% if staged %}
 on_every_node() { mpiexec -n "$(sort -u "$PBS_NODEFILE" | wc -l)" -ppn 1 "$@"; }
 {% endif %}
-{% endblock %}
-{% block timer %}
-warn_after {{ minutes * 60 - lead }} # PBS gives no warning of its own
 {% endblock %}
 {% block cancel %}qdel{% endblock %}
 """
@@ -64,7 +54,13 @@ class Mpiexec(Site):
         "aurora": Machine(directives="#PBS -l filesystems=home:flare\n#PBS -k doe\n", setup=practice.AURORA),
     }
     batch: ClassVar = Batch(
-        directive="#PBS", submit=("qsub",), submit_from_job=("qsub",), after="-W depend=afterany:{}", script=_SCRIPT
+        directive="#PBS",
+        account="-A ",
+        queue="-q ",
+        submit=("qsub",),
+        submit_from_job=("qsub",),
+        after="-W depend=afterany:{}",
+        script=_SCRIPT,
     )
     rank_variables: ClassVar = ("PALS_RANKID", "PMI_RANK", "PMIX_RANK")
     local_rank_variables: ClassVar = ("PALS_LOCAL_RANKID", "MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK")

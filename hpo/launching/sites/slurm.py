@@ -43,18 +43,11 @@ _SCRIPT = r"""{% extends "job.sh.j2" %}
 #SBATCH --job-name={{ name }}
 #SBATCH --nodes={{ job.nodes }}
 #SBATCH --time={{ minutes // 60 }}:{{ "%02d" % (minutes % 60) }}:00
-{% if job.account %}
-#SBATCH --account={{ job.account }}
-{% endif %}
-{% if job.queue %}
-#SBATCH --partition={{ job.queue }}
-{% endif %}
 #SBATCH --exclusive
 #SBATCH --no-kill
 #SBATCH --no-requeue
 #SBATCH --signal=B:USR1@{{ lead }}
 #SBATCH --output={{ log }}
-{% block site %}{% endblock %}
 {% endblock %}
 {% block identity %}
 id=$SLURM_JOB_ID
@@ -101,6 +94,8 @@ class Slurm(Site):
     }
     batch: ClassVar = Batch(
         directive="#SBATCH",
+        account="--account=",
+        queue="--partition=",
         submit=("sbatch", "--parsable"),
         submit_from_job=("sbatch", "--parsable"),
         after="--dependency=afterany:{}",
