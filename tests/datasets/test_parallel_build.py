@@ -132,7 +132,7 @@ def test_early_ctrl_c_leaves_nothing(settings: BuildSettings, tmp_path: Path, mo
 def test_blocks_follow_each_other_and_grow_with_what_lies_before() -> None:
     blocks = [*islice(blocks_for(8), 2000)]
     ends = [block.stop for block in blocks]
-    assert [block.first for block in blocks[1:]] == ends[:-1]
+    assert [block.start for block in blocks[1:]] == ends[:-1]
     assert all(len(block) <= max(64, block.start // 32) for block in blocks)
     assert len(blocks[-1]) == LARGEST
 
