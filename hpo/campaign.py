@@ -13,9 +13,8 @@ from hydragnn.hpo.controller import Controller, OnEvent, trial_folder
 from hydragnn.hpo.journal import NAME as JOURNAL
 from hydragnn.hpo.journal import Journal
 from hydragnn.hpo.launching.allocation import Allocation
-from hydragnn.hpo.launching.allocation_launcher import AllocationLauncher, Limits
+from hydragnn.hpo.launching.allocation_launcher import Launcher, Limits
 from hydragnn.hpo.launching.job_step import OWN_AT_ONCE, OWN_RATE, STEP_RATE, STEPS_AT_ONCE
-from hydragnn.hpo.launching.launcher import Launcher
 from hydragnn.hpo.launching.local import LocalLauncher, gpus_of_workers
 from hydragnn.hpo.launching.packs import PackLauncher
 from hydragnn.hpo.launching.sites import read_allocation, site_of
@@ -63,7 +62,7 @@ def run_search(
             chosen = (workers or settings.search.workers) == "auto"
             if text := local_note(launcher, this_machine(), chosen=chosen):
                 note(text)
-        if isinstance(launcher, AllocationLauncher) and launcher.note:
+        if launcher.note:
             note(launcher.note)
         enqueued = _looked_again(settings, space, out, enqueued, resume=resume, begun=begun)
         journal = stack.enter_context(Journal(out / JOURNAL))

@@ -24,7 +24,8 @@ from hydragnn.hpo.costs import Estimates
 from hydragnn.hpo.folder import SAMPLER_LOG
 from hydragnn.hpo.journal import NAME as JOURNAL
 from hydragnn.hpo.journal import Entry, Journal, replay, young_garbage_only
-from hydragnn.hpo.launching.launcher import Begun, Exit, Launcher, Report, Task
+from hydragnn.hpo.launching.allocation_launcher import Launcher
+from hydragnn.hpo.launching.launcher import Begun, Exit, Report, Task
 from hydragnn.hpo.launching.progress import AttemptProgress
 from hydragnn.hpo.launching.verdict import verdict
 from hydragnn.hpo.objective import goals_of

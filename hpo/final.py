@@ -14,7 +14,7 @@ from hydragnn.hpo.controller import OnEvent, trial_folder
 from hydragnn.hpo.fronts import ranked
 from hydragnn.hpo.journal import NAME as JOURNAL
 from hydragnn.hpo.journal import replay
-from hydragnn.hpo.launching.launcher import Launcher
+from hydragnn.hpo.launching.allocation_launcher import Launcher
 from hydragnn.hpo.objective import bounds_of
 from hydragnn.hpo.preflight import open_campaign
 from hydragnn.hpo.search_settings import SearchSettings

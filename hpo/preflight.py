@@ -16,8 +16,7 @@ from hydragnn.datasets.fit import check_elements, elements_of
 from hydragnn.datasets.isolated_atoms import by_atomic_number
 from hydragnn.distributed.ranks import CPU
 from hydragnn.hpo.folder import NAME, SAMPLER_LOG, VERSION, campaign_table
-from hydragnn.hpo.launching.allocation_launcher import AllocationLauncher
-from hydragnn.hpo.launching.launcher import Launcher
+from hydragnn.hpo.launching.allocation_launcher import Launcher
 from hydragnn.hpo.launching.local import LocalLauncher
 from hydragnn.hpo.objective import JOULES, NO_ENERGY, bounds_of, check_objective, goals_of
 from hydragnn.hpo.sampling.sampler import sampler_class
@@ -185,9 +184,7 @@ def plan_of(settings: CampaignSettings) -> Plan:
 
 def plan_on(launcher: Launcher, settings: CampaignSettings) -> Plan:
     """Return the plan for a launcher; InputError where trials need more nodes."""
-    plan = plan_of(settings)
-    if isinstance(launcher, AllocationLauncher):
-        plan = replace(plan, sizes=launcher.sizes)
+    plan = replace(plan_of(settings), sizes=launcher.sizes)
     if isinstance(launcher, LocalLauncher):
         uses_joules = JOULES in [goal.of for goal in goals_of(settings.search.objective)]
         if uses_joules and not visible_gpus() and counter_of(CPU) is None:

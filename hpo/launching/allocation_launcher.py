@@ -19,7 +19,7 @@ from hydragnn.hpo.launching.allocation import Allocation, Node
 from hydragnn.hpo.launching.attempts import Attempts
 from hydragnn.hpo.launching.descriptors import PipeSelector
 from hydragnn.hpo.launching.job_step import BURST, STEP_RATE, STEPS_AT_ONCE, TokenBucket, end_process, end_steps
-from hydragnn.hpo.launching.launcher import MARK, Exit, Launcher, Report, Task, is_ours
+from hydragnn.hpo.launching.launcher import MARK, Exit, Report, Task, is_ours
 from hydragnn.hpo.launching.sites import Site
 from hydragnn.hpo.launching.watchdog import SchedulerWatch
 from hydragnn.hpo.scheduling.events import Identity, Probed, Stopping, node_of
@@ -43,8 +43,11 @@ class Limits:
     """Python and torch may come from a cold file system."""
 
 
-class AllocationLauncher(Launcher, ABC):
-    """Base of launchers in an allocation."""
+class Launcher(ABC):
+    """Starts attempts on slots and reports their ends; decides nothing.
+
+    An attempt's process waits; once the journal knows it, ``go`` lets it work. What it came to is judged in ``verdict.py``.
+    """
 
     def __init__(
         self,
@@ -66,6 +69,32 @@ class AllocationLauncher(Launcher, ABC):
         self._revoked = ""
         """Why the allocation is over; empty while it runs."""
         self._leave_by = float("inf")
+
+    @property
+    @abstractmethod
+    def slots(self) -> tuple[str, ...]:
+        """Slots for attempts: whole nodes of an allocation, or shares ``node/number``."""
+
+    @property
+    @abstractmethod
+    def beat_seconds(self) -> float:
+        """Seconds between heartbeats of each run on a shared file system."""
+
+    @abstractmethod
+    def go(self, task: Task) -> None:
+        """Let an attempt work that the journal has."""
+
+    @abstractmethod
+    def cancel(self, trial: int, grace: float) -> None:
+        """Ask a trial's attempt to save itself; kill it after ``grace`` seconds."""
+
+    @abstractmethod
+    def probe(self, node: str) -> None:
+        """Begin to probe a node; ``poll`` reports what was found."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Kill whatever still runs."""
 
     @abstractmethod
     def size_of(self, slots: int, node: Node) -> float:

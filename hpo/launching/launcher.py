@@ -1,15 +1,9 @@
-"""Protocol of launchers: local processes, job steps and packs.
-
-A launcher creates an attempt's process, which waits; once the journal knows it, ``go`` lets it work. What it came to is judged
-in ``attempts.py``.
-"""
+"""Tasks of launchers, what they report, and processes that are theirs."""
 
 import socket
-from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, runtime_checkable
 
 import psutil
 
@@ -61,47 +55,6 @@ class Exit:
 
 Report = Begun | Exit | Probed | Stopping
 """Report of a launcher; ``Stopping``: the allocation has ended."""
-
-
-@runtime_checkable
-class Launcher(Protocol):
-    """Starts attempts on slots and reports their ends; decides nothing."""
-
-    @property
-    def slots(self) -> tuple[str, ...]:
-        """Slots for attempts: whole nodes of an allocation, or shares ``node/number``."""
-
-    @property
-    def deadline(self) -> float | None:
-        """End of the allocation in seconds since 1970; None without one."""
-
-    @property
-    def beat_seconds(self) -> float:
-        """Seconds between heartbeats of each run on a shared file system."""
-
-    def recover(self, campaign: str, identities: Iterable[Identity]) -> None:
-        """End attempts of a dead controller, before anything new starts."""
-
-    def start(self, task: Task) -> None:
-        """Create the attempt's waiting process without blocking; ``poll`` reports it."""
-
-    def go(self, task: Task) -> None:
-        """Let an attempt work that the journal has."""
-
-    def wake(self) -> None:
-        """End the wait for reports, from any thread."""
-
-    def poll(self, seconds: float) -> list[Report]:
-        """Return reports, after waiting up to ``seconds`` or for ``wake``."""
-
-    def cancel(self, trial: int, grace: float) -> None:
-        """Ask a trial's attempt to save itself; kill it after ``grace`` seconds."""
-
-    def probe(self, node: str) -> None:
-        """Begin to probe a node; ``poll`` reports what was found."""
-
-    def close(self) -> None:
-        """Kill whatever still runs."""
 
 
 MARK = "HYDRAGNN_CAMPAIGN"

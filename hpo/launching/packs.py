@@ -22,7 +22,7 @@ from typing import IO, Any
 from hydragnn.base.files import allow_many_files, open_log
 from hydragnn.distributed.launch import RANK_VARIABLE
 from hydragnn.hpo.launching.allocation import Allocation, Node
-from hydragnn.hpo.launching.allocation_launcher import MODULE, PAUSE, AllocationLauncher, Limits
+from hydragnn.hpo.launching.allocation_launcher import MODULE, PAUSE, Launcher, Limits
 from hydragnn.hpo.launching.attempts import LAST_WORDS, LastSigns, OpenEnds, seconds_between_beats
 from hydragnn.hpo.launching.job_step import StepProcess
 from hydragnn.hpo.launching.launcher import Task
@@ -82,7 +82,7 @@ class Pack:
         self.reports.close()
 
 
-class PackLauncher(AllocationLauncher):
+class PackLauncher(Launcher):
     """Runs ``hydragnn.runs.run`` once per share of a node, by workers that stay."""
 
     def __init__(

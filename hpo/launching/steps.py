@@ -13,7 +13,7 @@ from typing import IO
 
 from hydragnn.base.errors import InputError
 from hydragnn.hpo.launching.allocation import Allocation, Node
-from hydragnn.hpo.launching.allocation_launcher import MODULE, AllocationLauncher, Limits
+from hydragnn.hpo.launching.allocation_launcher import MODULE, Launcher, Limits
 from hydragnn.hpo.launching.attempts import Attempt, seconds_between_beats
 from hydragnn.hpo.launching.job_step import StepProcess
 from hydragnn.hpo.launching.launcher import Exit, Task
@@ -63,7 +63,7 @@ class _ProbeStep:
     given_up: bool = False
 
 
-class StepLauncher(AllocationLauncher):
+class StepLauncher(Launcher):
     """Runs ``hydragnn.runs.run`` on whole nodes of an allocation, ``ranks`` processes on each."""
 
     def __init__(

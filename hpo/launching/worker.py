@@ -21,7 +21,6 @@ node at once.
 import argparse
 import gc
 import importlib
-import importlib.util
 import json
 import os
 import re
@@ -82,7 +81,7 @@ def main(arguments: Sequence[str]) -> None:
     if in_pack:
         for name in [name for name in os.environ if re.fullmatch(options.forget, name)]:
             del os.environ[name]
-        os.environ.update(sibling_module("rank").threads_of(options.shares))
+        os.environ.update(of_rank("threads_of")(options.shares))
     preload(options.module)
     names = [node] if options.shares == 1 else [f"{node}/{number}" for number in range(options.shares)]
     slots = {
@@ -105,7 +104,7 @@ def work_of(options: argparse.Namespace, number: int) -> Work:
 
     def work(arguments: list[str]) -> None:
         if options.gpus is not None:
-            threads = sibling_module("rank").bind(number, options.shares, options.gpus)
+            threads = of_rank("bind")(number, options.shares, options.gpus)
             arguments = [word.replace("{threads}", str(threads)) for word in arguments]
         sys.argv = [options.module, *arguments]
         runpy.run_module(options.module, run_name="__main__", alter_sys=True)
@@ -127,14 +126,9 @@ def preload(module: str) -> None:
 
 
 @cache
-def sibling_module(name: str) -> Any:
-    """Return the module of that name beside this file."""
-    spec = importlib.util.spec_from_file_location(name, HERE / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def of_rank(function: str) -> Any:
+    """Return a function of ``rank.py`` beside this file."""
+    return runpy.run_path(str(HERE / "rank.py"))[function]
 
 
 @dataclass(kw_only=True, slots=True)
@@ -370,7 +364,7 @@ def first_end(pids: list[int]) -> int:
 
 def start_probe(parts: int) -> subprocess.Popen[bytes]:
     """The probe of this node, beside its attempts."""
-    threads = sibling_module("rank").threads_of(parts)["OMP_NUM_THREADS"]
+    threads = of_rank("threads_of")(parts)["OMP_NUM_THREADS"]
     command = [sys.executable, "-P", str(HERE / "probe.py"), "--threads", threads]
     return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
 

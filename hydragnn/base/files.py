@@ -179,11 +179,10 @@ def check_utf8(folder: Path) -> None:
         ) from error
 
 
-def check_target(folder: Path, own: Collection[str], mark: str = "") -> None:
+def check_target(folder: Path, own: Collection[str]) -> None:
     """Raise InputError where a folder cannot take the files ``own``.
 
-    That is a file, a broken link, something else that this program made, or a folder with other files. Where a folder holds
-    files of these names without the file ``mark``, they are somebody else's.
+    That is a file, a broken link, something else that this program made, or a folder with other files.
     """
     if not os.path.lexists(folder):
         return
@@ -195,7 +194,7 @@ def check_target(folder: Path, own: Collection[str], mark: str = "") -> None:
     if kind:
         raise InputError(f"{folder} is {kind}, and other files would be mixed into it; choose another --out")
     names = sorted(entry.name for entry in folder.iterdir() if not entry.name.startswith("."))
-    foreign = [name for name in names if name not in own or (mark and mark not in names)]
+    foreign = [name for name in names if name not in own]
     if foreign:
         raise InputError(f"{folder} holds {foreign[0]}, which this command did not make; choose another --out")
 

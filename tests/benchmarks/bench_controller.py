@@ -38,7 +38,8 @@ from hydragnn.base.terminal import PlainConsole
 from hydragnn.hpo import CampaignView, campaign_settings, controller, journal
 from hydragnn.hpo.controller import Controller
 from hydragnn.hpo.journal import NAME, Journal
-from hydragnn.hpo.launching.launcher import Begun, Exit, Launcher, Report, Task
+from hydragnn.hpo.launching.allocation_launcher import Launcher
+from hydragnn.hpo.launching.launcher import Begun, Exit, Report, Task
 from hydragnn.hpo.preflight import plan_on
 from hydragnn.hpo.scheduling.events import Identity, Probed
 from hydragnn.hpo.space.points import space_of
@@ -64,11 +65,12 @@ TABLE: dict[str, Any] = {
 }
 
 
+@Launcher.register
 class Virtual:
     """Attempts that begin at once and end in a seeded order, from the moment on at which all slots are busy."""
 
     deadline = None
-    beat_seconds = 1.0
+    beat_seconds, sizes, note = 1.0, dict[str, float](), ""
 
     def __init__(self, slots: int, seed: int, pace: float) -> None:
         self.slots = tuple(f"n{number:05d}" for number in range(slots))

@@ -8,7 +8,8 @@ from typing import Any
 
 from hydragnn.hpo import CampaignSettings, CampaignStatus, LocalLauncher, campaign_history
 from hydragnn.hpo.journal import entry_of, read_lines
-from hydragnn.hpo.launching.launcher import Begun, Exit, Launcher, Report
+from hydragnn.hpo.launching.allocation_launcher import Launcher
+from hydragnn.hpo.launching.launcher import Begun, Exit, Report
 from hydragnn.hpo.lines import LineChain
 from hydragnn.hpo.scheduling.events import Event
 

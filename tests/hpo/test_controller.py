@@ -18,6 +18,7 @@ from hydragnn.base.errors import InputError
 from hydragnn.base.files import digest, read_sealed
 from hydragnn.hpo import Exit, Task, campaign_history, campaign_status, controller, journal, run_search
 from hydragnn.hpo.controller import Controller, LaunchQueue, steady_clock
+from hydragnn.hpo.launching.allocation_launcher import Launcher
 from hydragnn.hpo.launching.launcher import Begun, Report
 from hydragnn.hpo.launching.progress import AttemptProgress
 from hydragnn.hpo.sampling import sampler
@@ -28,11 +29,12 @@ from hydragnn.hpo.space.points import point_key, space_of
 from hydragnn.record import Cost, RunRecord, write_record
 
 
+@Launcher.register
 class Instant:
     """A launcher whose attempts begin at once and succeed at once, unless a test says otherwise."""
 
     deadline: float | None = None
-    beat_seconds = 1.0
+    beat_seconds, sizes, note = 1.0, dict[str, float](), ""
 
     def __init__(self, *slots: str) -> None:
         self.slots = slots

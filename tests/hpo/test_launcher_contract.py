@@ -14,8 +14,8 @@ import pytest
 from campaigns import PATIENCE, ends, reports_until
 
 from hydragnn.hpo.launching.allocation import Allocation, alike
-from hydragnn.hpo.launching.allocation_launcher import Limits
-from hydragnn.hpo.launching.launcher import Begun, Exit, Launcher, Task
+from hydragnn.hpo.launching.allocation_launcher import Launcher, Limits
+from hydragnn.hpo.launching.launcher import Begun, Exit, Task
 from hydragnn.hpo.launching.local import LocalLauncher
 from hydragnn.hpo.launching.packs import PackLauncher
 from hydragnn.hpo.launching.sites import Site

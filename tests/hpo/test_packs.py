@@ -17,10 +17,10 @@ import pytest
 from hydragnn.base.files import allow_many_files
 from hydragnn.hpo import LocalLauncher
 from hydragnn.hpo.launching.allocation import Allocation, alike
-from hydragnn.hpo.launching.allocation_launcher import Limits
+from hydragnn.hpo.launching.allocation_launcher import Launcher, Limits
 from hydragnn.hpo.launching.attempts import STALLS, LastSigns
 from hydragnn.hpo.launching.job_step import BURST
-from hydragnn.hpo.launching.launcher import Begun, Exit, Launcher, Task
+from hydragnn.hpo.launching.launcher import Begun, Exit, Task
 from hydragnn.hpo.launching.packs import WORKER, PackLauncher
 from hydragnn.hpo.launching.sites.pbs import Mpiexec
 

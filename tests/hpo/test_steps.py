@@ -16,8 +16,8 @@ from campaigns import PATIENCE, ends, reports_until
 from hydragnn.base.files import digest
 from hydragnn.hpo.launching import steps
 from hydragnn.hpo.launching.allocation import Allocation, alike
-from hydragnn.hpo.launching.allocation_launcher import Limits
-from hydragnn.hpo.launching.launcher import Begun, Exit, Launcher, Report, Task
+from hydragnn.hpo.launching.allocation_launcher import Launcher, Limits
+from hydragnn.hpo.launching.launcher import Begun, Exit, Report, Task
 from hydragnn.hpo.launching.packs import PackLauncher
 from hydragnn.hpo.launching.sites import Site, read_allocation
 from hydragnn.hpo.launching.sites.pbs import Mpiexec
