@@ -10,7 +10,6 @@ from hydragnn.base.imports import names_in
 if TYPE_CHECKING:
     from hydragnn.hpo.campaign import OnEvent, run_search, trial_folder
     from hydragnn.hpo.final import best_runs, given_runs, run_final
-    from hydragnn.hpo.launching.allocation_launcher import Launcher
     from hydragnn.hpo.launching.launcher import Exit, Task
     from hydragnn.hpo.launching.local import LocalLauncher
     from hydragnn.hpo.objective import Objective, objective_value

@@ -98,7 +98,6 @@ def campaign_history(out: Path | str) -> CampaignHistory:
     out = Path(out)
     settings = open_campaign(out)
     follower = Follower(out)
-    follower.update()
     state, timeline = follower.builder.state, follower.builder.timeline()
     trials = [
         TrialHistory(
@@ -123,7 +122,6 @@ def bought(out: Path, node_hours: float) -> list[dict[str, Any]]:
     Rows are finished trials, or their front. The lowest expected objective comes first, of several the first that is an error. InputError without a finished trial.
     """
     objective, follower = open_campaign(out).search.objective, Follower(out)
-    follower.update()
     state, rows = follower.builder.state, list[dict[str, Any]]()
     trials = [trial for trial in state.trials.values() if trial.status == "finished" and trial.work]
     if not trials:

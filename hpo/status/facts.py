@@ -197,6 +197,7 @@ class Follower:
         self.builder = TimelineBuilder()
         """Timeline so far."""
         self._chain, self._last = LineChain(folder / JOURNAL), 0.0
+        self.update()
 
     def update(self) -> bool:
         """Read new complete lines; return False without any."""
@@ -282,9 +283,7 @@ def front(state: State) -> tuple[Best, ...]:
 
 def campaign_status(folder: Path | str) -> CampaignStatus:
     """Return the status of a folder; InputError without a campaign."""
-    follower = Follower(Path(folder))
-    follower.update()
-    return follower.status()
+    return Follower(Path(folder)).status()
 
 
 def forecast(state: State, now: float) -> Forecast | None:

@@ -142,7 +142,6 @@ def show_status(
     """Print the status of a campaign; with ``watch``, until its end."""
     console = console or PlainConsole()
     follower = Follower(folder)
-    follower.update()
     brief, live = False, watch and not as_json and console.is_terminal
     with Live(console=console, auto_refresh=False) if live else nullcontext() as screen:
         while True:

@@ -3,19 +3,7 @@
 from typing import TYPE_CHECKING
 
 from hydragnn.base.imports import names_in
-from hydragnn.distributed.launch import (
-    SECONDS_FOR_THE_FIRST,
-    Launch,
-    LaunchError,
-    abandon,
-    end_job,
-    environment_alone,
-    host_name,
-    launch_from,
-    leave,
-    leave_launch,
-    this_launch,
-)
+from hydragnn.distributed.launch import leave, this_launch
 
 if TYPE_CHECKING:
     from hydragnn.distributed.ranks import Ranks, join_ranks

@@ -21,7 +21,7 @@ from hydragnn.distributed.mesh import Mesh
 from hydragnn.kernels import SiLU
 from hydragnn.layers import MessageGraph
 from hydragnn.layers.split_plan import LayerSplit, Plan, Ways
-from hydragnn.models import GraphModel, ModelDescription
+from hydragnn.models import GraphModel
 from hydragnn.parallel import heads_of
 from hydragnn.training.pieces import Piece, whole_piece
 
@@ -212,7 +212,8 @@ def split_channels(model: nn.Module, mesh: Mesh) -> dict[str, Piece]:
     if len(own_weights) > len(set(own_weights)):
         raise InputError("parallel.tensor: layers of this model share weights, which would be split twice; use shard")
     size = mesh.size("tensor")
-    fewer = sorted({count for count in heads_of(description_of(model)).values() if count < size})
+    trunk = next(part for part in model.modules() if isinstance(part, GraphModel))
+    fewer = sorted({count for count in heads_of(trunk.description).values() if count < size})
     heads = {count: mesh.new_group("tensor", neighbours=size // count) for count in fewer}
     channels = Channels(group=group, size=size, rank=mesh.coordinate("tensor"), heads=heads)
     claimed: set[int] = set()
@@ -277,11 +278,6 @@ def pieces_of(
         dim = 0 if split.weights == "columns" else 1
         rows = channels.rows(whole.shape[dim], split.blocks)
         yield owner, key, Piece(shape=tuple(whole.shape), dim=dim, rows=rows)
-
-
-def description_of(model: nn.Module) -> ModelDescription:
-    """Return the description of a model, or of its trunk."""
-    return next(part.description for part in model.modules() if isinstance(part, GraphModel))
 
 
 def set_ways(part: nn.Module, split: LayerSplit, channels: Channels, of_head: dist.ProcessGroup | None = None) -> None:
