@@ -33,7 +33,7 @@ class Line(Struct, frozen=True, kw_only=True, gc=False):
 
     event: str
     format: int = FORMAT
-    line: int | None = None
+    line: int
     program: str = ""
     session: str = ""
     then: Written = {}
@@ -60,7 +60,7 @@ class LineChain:
         self.length = self.count = self.void = 0
         """Bytes that were read, lines that count, and lines since the latest claim that do not: of sessions that it replaced, or that never began."""
         self.session = self.campaign = ""
-        """The latest session, and the first; empty in journals of before there were any."""
+        """The latest session, and the first."""
         self.claim = b""
         """The latest claim."""
         self._number = 0
@@ -106,10 +106,7 @@ class LineChain:
 
     def _is_void(self, line: Line) -> bool:
         """Return True for a line of a session that was replaced."""
-        late = (
-            line.event == CLAIM and line.session != self.session and line.line is not None and line.line <= self.count
-        )
-        if late:
+        if line.event == CLAIM and line.session != self.session and line.line <= self.count:
             self._over.add(line.session)
         return line.session in self._over
 
@@ -121,9 +118,7 @@ class LineChain:
         ours = line.session == self.session or line.event == CLAIM
         if ours and line.line == self.count + 1:
             return
-        if line.line is None and not broken:
-            raise outdated(self._path)
-        if broken or line.line is None or line.line == number:
+        if broken or line.line == number:
             raise damage(self._path, broken or number)
         raise InputError(
             f"{self._path}: line {number} was number {line.line} when it was written; lines are missing, restore the file from a copy"
@@ -169,15 +164,8 @@ def damage(path: Path, number: int) -> InputError:
     return InputError(f"{path} is damaged in line {number}; restore the file from a copy, or begin a new campaign")
 
 
-def outdated(path: Path) -> InputError:
-    """Return the error for a journal of a version before 0.2.0."""
-    return InputError(f"{path} is of a version before 0.2.0; continue with that version, or begin a new campaign")
-
-
 def check_format(line: Line, path: Path, number: int) -> None:
     """Raise InputError where another version wrote a line."""
-    if line.format < FORMAT:
-        raise outdated(path)
     if line.format > FORMAT:
         raise InputError(
             f"{path}: line {number} was written by a newer program ({line.program}); update this one to read it"
