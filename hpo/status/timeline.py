@@ -308,7 +308,7 @@ def local_nodes(names: Iterable[str]) -> bool:
     >>> local_nodes(["worker-0", "worker-1"]), local_nodes(["n1"])
     (True, False)
     """
-    return all(name == "local" or name.startswith(("worker-", "local-")) for name in names)
+    return all(name.startswith("worker-") for name in names)
 
 
 def _span(trial: Trial, ended: float, outcome: Outcome, *, epochs: int = 0, useful: float = 0.0) -> Span:

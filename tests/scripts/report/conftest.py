@@ -203,7 +203,7 @@ def write_campaign(folder: Path, store: Path) -> Path:
     generator = np.random.default_rng(7)
     values: dict[int, dict[str, Any]] = {}
     clock = 0.0
-    pending: list[Any] = [Opened(plan=Plan(trials=24, rungs=RUNGS, finalists=4), slots=("local-0",))]
+    pending: list[Any] = [Opened(plan=Plan(trials=24, rungs=RUNGS, finalists=4), slots=("worker-0",))]
     with Journal(folder / "journal.jsonl") as journal:
         state = State()
         while pending:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from hydragnn.hpo import CampaignHistory, Timeline, TrialHistory, campaign_settings
 from hydragnn.record import Cost, Failure, RunRecord
@@ -55,6 +56,6 @@ def test_architectures_stand_by_the_error_of_their_best_trial(campaign: Campaign
 def test_nobody_wins_before_any_result_or_where_there_was_no_choice(campaign: Campaign) -> None:
     trials = campaign.history.trials
     assert architectures_table(replace(campaign, history=replace(campaign.history, trials=trials[1:3]))) is None
-    waiting = [replace(one, value=None, status="running", failure=None) for one in trials]
+    waiting = [structs.replace(one, results=(), status="running", failure=None) for one in trials]
     table = architectures_table(replace(campaign, history=replace(campaign.history, trials=waiting)))
     assert table is not None and {row[4] for row in table.rows} == {"–"}

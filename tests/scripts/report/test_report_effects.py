@@ -9,6 +9,7 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from hydragnn.hpo import CampaignHistory, Timeline, TrialHistory, campaign_settings, parameter_effects
 from hydragnn.hpo.records import Effects
@@ -104,7 +105,7 @@ def test_few_results_have_no_effects() -> None:
 
 def test_small_objectives_have_the_effects_of_large_ones() -> None:
     own = history(made_up, 60, a=UNIT, b=UNIT, c=UNIT)
-    small = replace(own, trials=[replace(trial, rungs={1: 1e-12 * trial.rungs[1]}) for trial in own.trials])
+    small = replace(own, trials=[structs.replace(trial, rungs={1: 1e-12 * trial.rungs[1]}) for trial in own.trials])
     assert effects_of(small).shares == pytest.approx(1e-12 * effects_of(own).shares, rel=1e-6)
 
 
