@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, ClassVar
 
 import hydragnn
 from hydragnn.base.environment import environment
@@ -24,7 +24,6 @@ from hydragnn.hpo.launching.sites import Site
 from hydragnn.hpo.launching.watchdog import SchedulerWatch
 from hydragnn.hpo.scheduling.events import Identity, Probed, Stopping, node_of
 
-MODULE = "hydragnn.runs.run"
 PAUSE = 0.05  # seconds between looks at steps
 LEAVE = 15.0  # seconds that steps of an allocation that is over may take to end
 NAMED = 8  # idle nodes that a note names
@@ -49,18 +48,16 @@ class Launcher(ABC):
     An attempt's process waits; once the journal knows it, ``go`` lets it work. What it came to is judged in ``verdict.py``.
     """
 
-    def __init__(
-        self,
-        site: Site,
-        allocation: Allocation,
-        *,
-        limits: Limits | None,
-        module: str,
-        environment: Mapping[str, str] | None,
-    ) -> None:
-        """Start nothing yet; ``module`` is the program of attempts."""
-        self._site, self._allocation, self._module, self._limits = site, allocation, module, limits or Limits()
-        self._environment = {**environment_alone(), **importable(), "PYTHONUNBUFFERED": "1", **(environment or {})}
+    module: ClassVar[str] = "hydragnn.runs.run"
+    """Program of attempts."""
+
+    variables: ClassVar[Mapping[str, str]] = {}
+    """Variables of its environment besides those of this process."""
+
+    def __init__(self, site: Site, allocation: Allocation, limits: Limits) -> None:
+        """Start nothing yet."""
+        self._site, self._allocation, self._limits = site, allocation, limits
+        self._environment = {**environment_alone(), **importable(), "PYTHONUNBUFFERED": "1", **self.variables}
         self._watch = SchedulerWatch(site, allocation.names, allocation.job)
         self._attempts = Attempts(self._limits.hang_seconds)
         self._bucket, self._numbers = TokenBucket(self._limits.rate, BURST), itertools.count()

@@ -12,7 +12,7 @@ from hydragnn.base.environment import environment
 from hydragnn.base.errors import InputError
 from hydragnn.base.machine import visible_gpus
 from hydragnn.hpo.launching.allocation import Allocation, alike
-from hydragnn.hpo.launching.allocation_launcher import MODULE, Limits
+from hydragnn.hpo.launching.allocation_launcher import Limits
 from hydragnn.hpo.launching.attempts import seconds_between_beats
 from hydragnn.hpo.launching.job_step import end_process
 from hydragnn.hpo.launching.launcher import Task, identity_of
@@ -21,15 +21,16 @@ from hydragnn.hpo.launching.rank import gpu_variables
 from hydragnn.hpo.launching.sites.local import Local
 from hydragnn.hpo.scheduling.events import Identity, Probed, node_of
 
-ONE_THREAD = dict.fromkeys(
-    ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS"), "1"
-)
 KILLED_WAIT = ((signal.SIGKILL, 60.0),)
 """Signal and seconds for a process to vanish from a busy machine."""
 
 
 class LocalLauncher(PackLauncher):
     """Launcher of attempts by ``workers`` processes of this machine."""
+
+    variables = dict.fromkeys(
+        ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS"), "1"
+    )
 
     def __init__(
         self,
@@ -38,8 +39,6 @@ class LocalLauncher(PackLauncher):
         sharing: int = 1,
         ranks: int = 1,
         hang_seconds: float = 600.0,
-        module: str = MODULE,
-        environment: Mapping[str, str] | None = None,
         gpus: Sequence[Mapping[str, str | None]] = (),
     ) -> None:
         """Share the GPU of each worker between ``sharing`` trials.
@@ -54,8 +53,6 @@ class LocalLauncher(PackLauncher):
             log=None,
             sharing=sharing,
             limits=Limits(rate=1e9, hang_seconds=hang_seconds),
-            module=module,
-            environment={**ONE_THREAD, **(environment or {})},
         )
         self._gpus, self.ranks = dict(zip(names, gpus)), ranks
 

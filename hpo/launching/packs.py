@@ -22,7 +22,7 @@ from typing import IO, Any
 from hydragnn.base.files import allow_many_files, open_log
 from hydragnn.distributed.launch import RANK_VARIABLE
 from hydragnn.hpo.launching.allocation import Allocation, Node
-from hydragnn.hpo.launching.allocation_launcher import MODULE, PAUSE, Launcher, Limits
+from hydragnn.hpo.launching.allocation_launcher import PAUSE, Launcher, Limits
 from hydragnn.hpo.launching.attempts import LAST_WORDS, LastSigns, OpenEnds, seconds_between_beats
 from hydragnn.hpo.launching.job_step import StepProcess
 from hydragnn.hpo.launching.launcher import Task
@@ -93,16 +93,14 @@ class PackLauncher(Launcher):
         shares: int,
         log: Path | None,
         sharing: int = 1,
-        limits: Limits | None = None,
-        module: str = MODULE,
-        environment: Mapping[str, str] | None = None,
+        limits: Limits = Limits(),  # noqa: B008, frozen
     ) -> None:
         """``shares`` of the largest node, ``sharing`` of which share a GPU.
 
         Messages of the steps go to ``log``.
         """
         allow_many_files()  # two pipes per pack, and where a launcher feeds its first rank only, one pack per node
-        super().__init__(site, allocation, limits=limits, module=module, environment=environment)
+        super().__init__(site, allocation, limits)
         self._log, self._sharing = log, sharing
         self._shares = allocation.shares(shares)
         self._pack_of: dict[str, Pack] = {}
@@ -206,7 +204,7 @@ class PackLauncher(Launcher):
             nodes=nodes,
             cores=cores,
             gpus=gpus,
-            program=(sys.executable, "-P", str(WORKER), *options, *self._worker_options(nodes), self._module),
+            program=(sys.executable, "-P", str(WORKER), *options, *self._worker_options(nodes), self.module),
             resident=True,
         )
         pack = pack_at_gate(self._site, step, self._environment_of(nodes), self._log)

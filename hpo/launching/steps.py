@@ -5,7 +5,7 @@ import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import IO
 
 from hydragnn.base.errors import InputError
 from hydragnn.hpo.launching.allocation import Allocation, Node
-from hydragnn.hpo.launching.allocation_launcher import MODULE, Launcher, Limits
+from hydragnn.hpo.launching.allocation_launcher import Launcher, Limits
 from hydragnn.hpo.launching.attempts import Attempt, seconds_between_beats
 from hydragnn.hpo.launching.job_step import StepProcess
 from hydragnn.hpo.launching.launcher import Exit, Task
@@ -72,12 +72,10 @@ class StepLauncher(Launcher):
         allocation: Allocation,
         *,
         ranks: int | None,
-        limits: Limits | None = None,
-        module: str = MODULE,
-        environment: Mapping[str, str] | None = None,
+        limits: Limits = Limits(),  # noqa: B008, frozen
     ) -> None:
         """``ranks`` on each node of a trial, None: one per GPU."""
-        super().__init__(site, allocation, limits=limits, module=module, environment=environment)
+        super().__init__(site, allocation, limits)
         self._ranks = ranks
         self._runs: dict[str, _TrialStep] = {}
         """By the first slots of their attempts."""
@@ -158,7 +156,7 @@ class StepLauncher(Launcher):
 
     def _begin(self, task: Task, log: IO[bytes]) -> None:
         ranks, log_from = len(task.slots) * self._ranks_on(task.slots), log.tell()
-        program = ["-m", self._module, *task.arguments, "--ranks", str(ranks), "--threads", "{threads}"]
+        program = ["-m", self.module, *task.arguments, "--ranks", str(ranks), "--threads", "{threads}"]
         step = self._step_on(f"trial-{task.trial}-{task.attempt}", task.slots, program)
         process = StepProcess(self._site, step, log, self._environment)
         self._runs[task.slots[0]] = _TrialStep(step=process, log_from=log_from)

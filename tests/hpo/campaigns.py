@@ -2,8 +2,9 @@
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from hydragnn.hpo import CampaignSettings, CampaignStatus, LocalLauncher, campaign_history
@@ -48,6 +49,11 @@ def environment(pause: float, fault: str) -> dict[str, str]:
     """What such attempts run in."""
     paths = f"{HERE.parents[1]}:{HERE}"
     return {"PYTHONPATH": paths, "FAKE_PAUSE": str(pause), "FAKE_FAULT": fault, "PYTHONHASHSEED": "0"}
+
+
+def of_module(kind: type[Any], module: str, variables: Mapping[str, str] = MappingProxyType({})) -> type[Any]:
+    """A launcher whose attempts run another program, with these variables."""
+    return type(kind.__name__, (kind,), {"module": module, "variables": {**kind.variables, **variables}})
 
 
 PATIENCE = 300.0  # seconds for what a loaded machine does within a few

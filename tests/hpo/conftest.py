@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from campaigns import Settings, campaign_table, course, environment, weights_of
+from campaigns import Settings, campaign_table, course, environment, of_module, weights_of
 
 from hydragnn.hpo import CampaignSettings, CampaignStatus, LocalLauncher, campaign_settings, run_search
 from tests.charged_rings import write_rings
@@ -39,7 +39,7 @@ def fake_launcher() -> Callable[..., LocalLauncher]:
 
     def made(workers: int = 1, pause: float = 0.0, fault: str = "", hang_seconds: float = 600.0) -> LocalLauncher:
         settings = environment(pause, fault)
-        return LocalLauncher(workers, module="fake.training", environment=settings, hang_seconds=hang_seconds)
+        return of_module(LocalLauncher, "fake.training", settings)(workers, hang_seconds=hang_seconds)
 
     return made
 
@@ -68,6 +68,6 @@ def search(
 def undisturbed(store_file: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
     """What the campaign of the table did and what its trials learned, where nothing happened to them."""
     out = tmp_path_factory.mktemp("undisturbed") / "c"
-    launcher = LocalLauncher(1, module="fake.training", environment=environment(0.0, ""))
+    launcher = of_module(LocalLauncher, "fake.training", environment(0.0, ""))(1)
     run_search(campaign_settings(campaign_table(store_file), out.parent / "CAMPAIGN.toml"), out, launcher=launcher)
     return course(out), weights_of(out)

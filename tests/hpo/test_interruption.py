@@ -33,7 +33,8 @@ table, environment, out, workers = json.loads(sys.argv[1]), json.loads(sys.argv[
 largest = int(sys.argv[5])
 if largest:
     resource.setrlimit(resource.RLIMIT_FSIZE, (largest, largest))
-launcher = LocalLauncher(workers, module="fake.training", environment=environment)
+LocalLauncher.module, LocalLauncher.variables = "fake.training", {**LocalLauncher.variables, **environment}
+launcher = LocalLauncher(workers)
 settings = campaign_settings(table, out.parent / "CAMPAIGN.toml")
 try:
     print(run_search(settings, out, resume=True, launcher=launcher, on_event=CampaignView(out)).status)

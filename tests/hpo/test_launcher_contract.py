@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from campaigns import PATIENCE, ends, reports_until
+from campaigns import PATIENCE, ends, of_module, reports_until
 
 from hydragnn.hpo.launching.allocation import Allocation, alike
 from hydragnn.hpo.launching.allocation_launcher import Launcher, Limits
@@ -90,7 +90,7 @@ def make(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
     def make(wide: bool = False) -> Launcher:
         if site is None:
             environment = {"PYTHONPATH": str(tmp_path)}
-            made.append(LocalLauncher(8 if wide else 3, module="lasting", environment=environment))
+            made.append(of_module(LocalLauncher, "lasting", environment)(8 if wide else 3))
         elif are_steps:
             allocation = Allocation(by="pbs", nodes=alike(WIDE if wide else WIDE[:24], 4))
             made.append(StepLauncher(site, allocation, ranks=2, limits=Limits(rate=1e9, at_once=90)))

@@ -7,18 +7,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-from campaigns import Settings, course, ends, read_journal, reports_until
+from campaigns import Settings, course, ends, of_module, read_journal, reports_until
 
 from hydragnn.base.errors import InputError
 from hydragnn.distributed.launch import Launch
 from hydragnn.distributed.meeting import meeting_place
-from hydragnn.hpo import LocalLauncher, campaign, campaign_history, campaign_settings, run_search
+from hydragnn.hpo import LocalLauncher, campaign_history, campaign_settings, run_search
 from hydragnn.hpo.campaign import launcher_of
 from hydragnn.hpo.launching import local
 from hydragnn.hpo.launching.launcher import Task
@@ -94,7 +93,7 @@ def waiting(tmp_path: Path) -> Iterator[tuple[LocalLauncher, list[psutil.Process
     """A launcher, the two ranks of its attempt, and their arguments."""
     (tmp_path / "module").mkdir()
     (tmp_path / "module" / "waiting.py").write_text(WAITING)
-    launcher = LocalLauncher(1, ranks=2, module="waiting", environment={"PYTHONPATH": str(tmp_path / "module")})
+    launcher = of_module(LocalLauncher, "waiting", {"PYTHONPATH": str(tmp_path / "module")})(1, ranks=2)
     (tmp_path / "trial").mkdir()
     task = local.Task(trial=0, attempt=1, until=1, folder=tmp_path / "trial", slots=launcher.slots)
     launcher.start(task)
@@ -163,7 +162,7 @@ def test_a_rank_without_memory_teaches_the_campaign_whoever_ends_it(layouts: dic
         failures.extend([event] if isinstance(event, Failed) else [])
 
     paths = os.pathsep.join([str(tmp_path), *sys.path])
-    launcher = LocalLauncher(1, ranks=2, module="hungry.training", environment={"PYTHONPATH": paths})
+    launcher = of_module(LocalLauncher, "hungry.training", {"PYTHONPATH": paths})(1, ranks=2)
     out = tmp_path / "campaign"
     try:
         result = run_search(campaign_settings(layouts, tmp_path / "C.toml"), out, launcher=launcher, on_event=follow)
@@ -274,7 +273,7 @@ def test_trials_at_once_run_on_different_gpus_or_share_one_and_the_next_trial_of
 ) -> None:
     machine(2, CUDA_VISIBLE_DEVICES="5,7", PYTHONPATH=str(tmp_path))
     (tmp_path / "noting.py").write_text(SAYS)
-    monkeypatch.setattr(campaign, "LocalLauncher", partial(local.LocalLauncher, module="noting"))
+    monkeypatch.setattr(local.LocalLauncher, "module", "noting")
     launcher = launcher_of(settings(launcher="local", trials_per_device=sharing), tmp_path, 2)
     assert len(launcher.slots) == 2 * sharing
     folders = [tmp_path / str(number) for number in range(len(gpus))]

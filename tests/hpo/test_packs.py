@@ -13,6 +13,7 @@ from typing import Any
 
 import psutil
 import pytest
+from campaigns import of_module
 
 from hydragnn.base.files import allow_many_files
 from hydragnn.hpo import LocalLauncher
@@ -116,19 +117,17 @@ def silent_launcher(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[
     environment = {"PYTHONPATH": str(tmp_path)}
     silent_launcher: Launcher
     if request.param == "processes":
-        silent_launcher = LocalLauncher(WORKERS, module="beating", environment=environment, hang_seconds=HANG)
+        silent_launcher = of_module(LocalLauncher, "beating", environment)(WORKERS, hang_seconds=HANG)
     else:
         program = tmp_path / "mpiexec"
         program.write_text(RUNS_HERE)
         program.chmod(0o755)
-        silent_launcher = PackLauncher(
+        silent_launcher = of_module(PackLauncher, "beating", environment)(
             Mpiexec(hydra=True, program=str(program), pbsnodes=False),
             Allocation(by="pbs", nodes=alike(("n1",), 2)),
             shares=WORKERS,
             log=tmp_path / "packs.txt",
             limits=Limits(hang_seconds=HANG),
-            module="beating",
-            environment=environment,
         )
     yield silent_launcher
     silent_launcher.close()

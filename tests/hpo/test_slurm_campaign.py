@@ -15,7 +15,7 @@ from typing import Any
 import optuna
 import pytest
 import tomli_w
-from campaigns import Settings
+from campaigns import Settings, of_module
 
 from hydragnn.hpo import CampaignStatus, campaign_history, campaign_settings, run_search
 from hydragnn.hpo.campaign import launcher_for
@@ -99,7 +99,7 @@ def fake_launcher(monkeypatch: pytest.MonkeyPatch, hang: float = 60.0, **faults:
     monkeypatch.setenv("FAKE_FAULTS", json.dumps({number.removeprefix("trial"): f for number, f in faults.items()}))
     allocation = read_allocation(os.environ)
     limits = Limits(hang_seconds=hang, probe_seconds=60.0)
-    return StepLauncher(site_of(allocation), allocation, ranks=1, limits=limits, module="fake.training")
+    return of_module(StepLauncher, "fake.training")(site_of(allocation), allocation, ranks=1, limits=limits)
 
 
 def in_background(
@@ -236,7 +236,9 @@ def test_nodes_of_different_sizes_carry_trials_by_their_own(
         monkeypatch.setenv("SLURM_CPUS_ON_NODE", "8")  # as a script on the first node sees it
         allocation = read_allocation(os.environ)
         steps = fake_launcher(monkeypatch)
-        packs = PackLauncher(site_of(allocation), allocation, shares=8, log=tmp_path / "log", module="fake.training")
+        packs = of_module(PackLauncher, "fake.training")(
+            site_of(allocation), allocation, shares=8, log=tmp_path / "log"
+        )
         for launcher, slots, sizes in ((steps, 3, {"n1": 1.0, "n2": 0.5, "n3": 0.5}), (packs, 16, {})):
             followed, notes, out = Followed(), list[str](), tmp_path / str(slots)
             campaign = settings(trials=5, rungs=[], trials_per_node=1 if launcher is steps else 8)

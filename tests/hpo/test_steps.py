@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from campaigns import PATIENCE, ends, reports_until
+from campaigns import PATIENCE, ends, of_module, reports_until
 
 from hydragnn.base.files import digest
 from hydragnn.hpo.launching import steps
@@ -65,7 +65,7 @@ def make() -> Iterator[Callable[..., Any]]:
     def maker(kind: Callable[..., Launcher], site: Site, allocation: Allocation, **options: Any) -> Launcher:
         environment = {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests' / 'hpo'}"}
         environment |= {name: options.pop(name) for name in list(options) if name.isupper()}
-        made.append(kind(site, allocation, module="fake.training", environment=environment, **options))
+        made.append(of_module(kind, "fake.training", environment)(site, allocation, **options))
         return made[-1]
 
     yield maker
