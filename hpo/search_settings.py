@@ -1,9 +1,7 @@
 """The [search] section of CAMPAIGN.toml, typed."""
 
 import math
-from collections.abc import Mapping, Sequence
-from functools import partial
-from itertools import groupby
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -200,19 +198,17 @@ def sampler_for(sampler: str, width: int, objectives: int = 1) -> str:
     return ("gp" if width >= WIDE or objectives > 1 else "tpe") if sampler == "auto" else sampler
 
 
-def sampler_text(sampler: str, widths: Sequence[int], objectives: int = 1) -> str:
-    """Return the samplers of a campaign, and why, as text.
+def sampler_text(sampler: str, width: int, objectives: int) -> str:
+    """Return the sampler of a campaign, and why, as text.
 
-    >>> sampler_text("auto", [4, 100, 128]).partition(" (")[0]
-    'tpe, later gp, since 4, later 128 can run at once'
+    >>> sampler_text("auto", 128, 1).partition(" (")[0]
+    'gp, since 128 can run at once'
     """
     if sampler != "auto":
         return sampler
     if objectives > 1:
         return f"gp, since there are {objectives} objectives"
     rule = f'"auto" is gp where {WIDE} trials or more can run at once, otherwise tpe'
-    if not widths:
-        return f"not chosen yet: {rule}"
-    latest = [(name, list(of)[-1]) for name, of in groupby(widths, key=partial(sampler_for, "auto"))]
-    names, counts = (", later ".join(map(str, part)) for part in zip(*latest))
-    return f"{names}, since {counts} can run at once ({rule})"
+    return (
+        f"{sampler_for(sampler, width)}, since {width} can run at once ({rule})" if width else f"not chosen yet: {rule}"
+    )

@@ -214,10 +214,8 @@ class Follower:
     @property
     def sampler(self) -> str:
         """Sampler of the search, and why it was chosen."""
-        plan, sessions = self.builder.state.plan, self.builder.sessions
-        return sampler_text(
-            self._sampler, [attempts_at_once(plan, session.slots) for session in sessions], max(1, len(plan.bounds))
-        )
+        plan, slots = self.builder.state.plan, self.builder.state.slots
+        return sampler_text(self._sampler, attempts_at_once(plan, slots), max(1, len(plan.bounds)))
 
     def status(self) -> CampaignStatus:
         """Return the status as far as the journal was read."""

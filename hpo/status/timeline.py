@@ -75,8 +75,6 @@ class Span(Stretch, frozen=True, kw_only=True):
     """Epochs gained."""
     useful: float = 0.0
     """Seconds of it that count."""
-    to_sampler: bool = False
-    """True where the sampler got its failure."""
     last: bool = False
     """True where its failure ended the trial."""
     suspects: tuple[str, ...] = ()
@@ -252,7 +250,7 @@ class TimelineBuilder:
         span = _span(trial, now, "saved" if saved else kind, epochs=max(0, event.epochs - trial.epochs))
         span = replace(span, suspects=event.suspects, message=event.message)
         if became.status == "failed":  # an answer: nothing of it has to be repeated
-            self._spans.append(replace(span, useful=span.seconds, to_sampler=True, last=True))
+            self._spans.append(replace(span, useful=span.seconds, last=True))
             self._unconfirmed.pop(trial.number, None)
         elif became.status == "lost":
             self._spans.append(replace(span, last=True))
@@ -350,7 +348,7 @@ def _fault_row(kind: Outcome, spans: list[Span], nodes_of: Callable[[Stretch], f
         trials=len({span.trial for span in spans}),
         nodes=len(nodes),
         node_hours=max(0.0, lost) / 3600,
-        to_sampler=sum(span.to_sampler for span in spans),
+        to_sampler=0 if kind in MACHINE_FAULTS else sum(span.last for span in spans),
         reasons=reasons,
     )
 
