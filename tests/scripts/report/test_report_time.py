@@ -8,6 +8,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from msgspec import structs
 from msgspec.structs import replace as changed
 
 from hydragnn.base.errors import InputError
@@ -163,7 +164,7 @@ def test_what_was_not_measured_is_no_zero(records: list[RunRecord], rows: list[t
 def test_curves_of_thousands_of_trials_are_pixels(samples: Any) -> None:
     campaign = campaign_facts(samples.campaign)
     first, record = campaign.history.trials[0], next(iter(campaign.records.values()))
-    trials = [replace(first, number=number) for number in range(2000)]
+    trials = [structs.replace(first, number=number) for number in range(2000)]
     every = replace(campaign.history, trials=trials)
     figure = learning_curves(replace(campaign, history=every, records=dict.fromkeys(range(2000), record)))
     assert figure is not None and len(figure.panels[0].svg) < 200_000
