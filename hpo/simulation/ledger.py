@@ -3,22 +3,6 @@
 from collections import defaultdict
 from dataclasses import dataclass, field
 
-CAUSES = (
-    "more slots than one",
-    "stragglers",
-    "slow nodes",
-    "checkpoints",
-    "start-up",
-    "waiting to start",
-    "lost to machine faults",
-    "own failures",
-    "saving",
-    "not kept",
-    "dead nodes",
-    "idle",
-)
-"""Causes of useless time; ``idle`` includes probes and quarantine."""
-
 
 @dataclass(slots=True)
 class Ledger:
@@ -34,7 +18,6 @@ class Ledger:
 
     def waste(self, cause: str, slot_seconds: float) -> None:
         """Book time that brought nothing."""
-        assert cause in CAUSES
         self.wasted[cause] += max(0.0, slot_seconds)
 
     def discard(self, trial: int) -> None:
@@ -42,9 +25,10 @@ class Ledger:
         self.wasted["not kept"] += self.useful.pop(trial, 0.0)
 
     def balance(self) -> dict[str, float]:
-        """Node-hours by cause, ``useful`` first; their sum is what was allocated."""
-        useful = sum(self.useful.values())
-        by_cause = {cause: self.wasted.get(cause, 0.0) for cause in CAUSES if cause != "idle"}
-        rest = self.allocated - useful - sum(by_cause.values())
-        per_hour = 3600.0 * self.shares
-        return {cause: value / per_hour for cause, value in {"useful": useful, **by_cause, "idle": rest}.items()}
+        """Node-hours by cause, ``useful`` first; their sum is what was allocated.
+
+        ``idle`` includes dead nodes, probes and quarantine.
+        """
+        hours = {"useful": sum(self.useful.values()), **self.wasted}
+        hours["idle"] = self.allocated - sum(hours.values())
+        return {cause: value / (3600.0 * self.shares) for cause, value in hours.items()}

@@ -140,7 +140,7 @@ class World:
         self._late: frozenset[str] = frozenset()
         self._slow: frozenset[str] = frozenset()
         self._slow_pace = Pace(factor=self.assumptions.slow_factor, turn=3600 * self.assumptions.slow_after_hours)
-        self._dead: dict[str, float] = {}
+        self._dead: set[str] = set()
         self._on_node: dict[str, set[int]] = defaultdict(set)
 
     # Allocations
@@ -153,7 +153,7 @@ class World:
         machine = (self.assumptions, self.num_nodes, self.seed, allocation)
         bad = bad_nodes(*machine)
         self._holes, self._late, self._slow = (frozenset(names[i] for i in some) for some in bad)
-        self._dead, self._heap = {}, []
+        self._dead, self._heap = set(), []
         self._node_faults = node_faults(*machine)
         self._push_next_fault()
         self.call(start + TICK, self._on_tick)
@@ -167,10 +167,7 @@ class World:
             stops = min(end, attempt.outcome.stops) if attempt.outcome else end
             attempt.asked = True
             self._end(attempt, AttemptEnd(stops=stops, reported=end, kind="preempted"))
-        shares = self.ledger.shares
-        for since in self._dead.values():
-            self.ledger.waste("dead nodes", shares * (end - since))
-        self.ledger.allocated += self.num_nodes * shares * (end - self._begin)
+        self.ledger.allocated += self.num_nodes * self.ledger.shares * (end - self._begin)
 
     # What the scheduler asks for
 
@@ -281,7 +278,7 @@ class World:
         return [Progressed(trial=attempt.action.trial, attempt=attempt.action.attempt, epochs=epochs)]
 
     def _failing_launch(self, attempt: VirtualAttempt) -> AttemptEnd | None:
-        dead = tuple(sorted(attempt.nodes & self._dead.keys()))
+        dead = tuple(sorted(attempt.nodes & self._dead))
         storm = is_storm(self.assumptions, self.now - self._begin)
         if not (storm or dead or attempt.nodes & self._holes or attempt.fate.launch_fails):
             return None
@@ -315,8 +312,7 @@ class World:
         nodes = {f"{self._prefix}{number}" for number in fault.nodes}
         self.faults["node"] += len(nodes)
         if fault.seconds > 0:
-            for node in nodes - self._dead.keys():
-                self._dead[node] = self.now
+            self._dead |= nodes
         if 0 < fault.seconds < math.inf:
             self.call(self.now + fault.seconds, partial(self._on_return, nodes))
         for trial in sorted({trial for node in nodes for trial in self._on_node[node]}):
@@ -328,16 +324,8 @@ class World:
         return []
 
     def _on_return(self, nodes: set[str]) -> list[Event]:
-        for node in nodes & self._dead.keys():
-            since = self._dead.pop(node)
-            self.ledger.waste("dead nodes", self.ledger.shares * (self.now - since))
-            for trial in self._on_node[node]:
-                self._count_as_used(self.attempts[trial], node, since)
+        self._dead -= nodes
         return []
-
-    def _count_as_used(self, attempt: VirtualAttempt, node: str, dead_since: float) -> None:
-        held = sum(node_of(slot) == node for slot in attempt.action.slots)
-        self.ledger.wasted["dead nodes"] -= held * (self.now - max(attempt.assigned, dead_since))
 
     def _on_end(self, attempt: VirtualAttempt, outcome: AttemptEnd) -> list[Event]:
         return self._end(attempt, outcome) if attempt.outcome is outcome and not attempt.over else []
@@ -374,30 +362,13 @@ class World:
         )
 
     def _book(self, attempt: VirtualAttempt, outcome: AttemptEnd, epochs_left: float) -> None:
-        """Write an attempt's slot-seconds into the ledger, cause by cause."""
+        """Write an attempt's slot-seconds into the ledger."""
         ledger, course, slots = self.ledger, attempt.course, len(attempt.action.slots)
-        for node in attempt.nodes & self._dead.keys():
-            self._count_as_used(attempt, node, self._dead[node])
-        own = outcome.kind is not None and outcome.kind not in MACHINE_FAULTS
-        lost = "own failures" if own else "lost to machine faults"
-        leaving = "saving" if outcome.kind == "preempted" else lost
-        began = min(attempt.began, self.now)
-        ledger.waste("waiting to start", slots * (began - attempt.assigned))
-        if attempt.trains == math.inf:
-            ledger.waste(leaving if attempt.began < math.inf else "waiting to start", slots * (self.now - began))
-            return
-        trains, stops = min(attempt.trains, self.now), max(outcome.stops, min(attempt.trains, self.now))
-        ledger.waste("start-up" if outcome.kind in (None, "preempted") else lost, slots * (trains - began))
-        epochs, work = epochs_left - attempt.base, course.work
-        spread = work * (slots - 1) / course.scaling
-        slow = (work + spread) * (attempt.fate.slowness - 1)
-        writing = self.assumptions.checkpoint_seconds * slots
-        ledger.useful[attempt.action.trial] += epochs * work
-        ledger.waste("more slots than one", epochs * spread)
-        ledger.waste("stragglers", epochs * slow)
-        ledger.waste("checkpoints", epochs * writing)
-        slower = stops - trains - attempt.trained(stops)
-        ledger.waste("slow nodes", slots * slower)
-        ledger.waste(lost, slots * (stops - trains - slower) - epochs * (work + spread + slow + writing))
-        ledger.waste(leaving, slots * (self.now - stops))
-        ledger.trained += slots * (stops - trains)
+        useful = (epochs_left - attempt.base) * course.work
+        spread = useful * (slots - 1) / course.scaling
+        ledger.useful[attempt.action.trial] += useful
+        ledger.waste("more slots than one", spread)
+        cause = "start-up and saving" if outcome.kind in (None, "preempted") else "lost in failures"
+        ledger.waste(cause, slots * (self.now - attempt.assigned) - useful - spread)
+        trains = min(attempt.trains, self.now)
+        ledger.trained += slots * (max(outcome.stops, trains) - trains)

@@ -26,7 +26,7 @@ from hydragnn.hpo.simulation.machine import (
 )
 from hydragnn.hpo.simulation.world import Scenario
 
-MACHINE = "lost to machine faults"
+MACHINE, OWN = "lost to machine faults", "own failures"
 
 COLLECTIVE_TIMEOUT = 1800.0
 """Seconds to the end of a hang without a watchdog: the default of torch.distributed with gloo."""
@@ -107,8 +107,6 @@ class StaticPractice:
         for _, _, job in self._heap:
             self.cut += 1
             self._book(job, length, "not kept", offset)
-        for died in self._died.values():
-            self.ledger.waste("dead nodes", self.ledger.shares * (length - died))
         self.ledger.allocated += self.nodes * self.ledger.shares * length
 
     def _draw_node_faults(self, number: int, length: float) -> None:
@@ -135,7 +133,7 @@ class StaticPractice:
         trains = starts + fate.startup
         dead = any(self._died.get(node, math.inf) <= starts for node in nodes)
         held = set(nodes)
-        pace = Pace(assumptions=a, slow=not self._slow.isdisjoint(held))
+        pace = self._pace(nodes)
         stops, reported, cause = self._ending(course, fate, trains, pace)
         lost = next((time for time, node in self._faulty if node in held and starts < time < stops), None)
         if held & self._late:
@@ -184,39 +182,29 @@ class StaticPractice:
         else:
             self.failed += 1
         own = job.cause not in ("lost_node", "launch", "preempted")
-        self._book(job, now, "own failures" if own else MACHINE, offset)
+        self._book(job, now, OWN if own else MACHINE, offset)
 
     def _book(self, job: Job, now: float, lost: str, offset: float) -> None:
         """Write a job's node-seconds into the ledger; useful is a trial that came to its end, finished or failed by itself."""
         ledger, width, course = self.ledger, self.slots, self.course_of(job.trial)
-        self._uncount_dead(job, now)
-        starts = min(now, job.starts)
-        ledger.waste("waiting to start", width * (starts - job.assigned))
-        if now <= job.trains:
-            ledger.waste(lost, width * (now - starts))
-            return
-        ledger.waste("start-up", width * (job.trains - starts))
-        fate, stops = fate_of(self.assumptions, self.seed, job.trial, 1), max(job.trains, min(job.stops, now))
-        epoch = course.epoch_seconds(width) * fate.slowness
-        counts = job.cause is None or lost == "own failures"
-        pace = Pace(assumptions=self.assumptions, slow=not self._slow.isdisjoint(job.nodes))
-        trained, stalled = pace.trained(job.trains, stops), pace.stalled(job.trains, stops)
-        slower = stops - job.trains - stalled - trained
-        epochs = math.floor(trained / epoch + 1e-9) if counts and now >= job.reported else 0
-        spread = course.work * (width - 1) / course.scaling
-        slow = (course.work + spread) * (fate.slowness - 1)
-        ledger.useful[job.trial] += epochs * course.work
-        ledger.waste("more slots than one", epochs * spread)
-        ledger.waste("stragglers", epochs * slow)
-        ledger.waste("stalls", width * stalled)
-        ledger.waste("slow nodes", width * slower)
-        ledger.waste(lost, width * (now - job.trains - stalled - slower) - epochs * (course.work + spread + slow))
-        ledger.trained += width * (stops - job.trains)
+        trains = min(now, job.trains)
+        stops = max(trains, min(job.stops, now))
+        epoch = course.epoch_seconds(width) * fate_of(self.assumptions, self.seed, job.trial, 1).slowness
+        counts = (job.cause is None or lost == OWN) and now >= job.reported
+        epochs = math.floor(self._pace(job.nodes).trained(trains, stops) / epoch + 1e-9) if counts else 0
+        useful = epochs * course.work
+        spread = useful * (width - 1) / course.scaling
+        ledger.useful[job.trial] += useful
+        ledger.waste("more slots than one", spread)
+        ledger.waste(
+            lost if job.cause or now < job.reported else "start-up and saving",
+            width * (now - job.assigned) - useful - spread,
+        )
+        ledger.trained += width * (stops - trains)
 
-    def _uncount_dead(self, job: Job, now: float) -> None:
-        for node in set(job.nodes) & self._died.keys():
-            held = max(0.0, now - max(job.assigned, self._died[node]))
-            self.ledger.wasted["dead nodes"] -= held * self.ledger.shares
+    def _pace(self, nodes: tuple[int, ...]) -> Pace:
+        a = self.assumptions
+        return Pace() if self._slow.isdisjoint(nodes) else Pace(factor=a.slow_factor, turn=3600 * a.slow_after_hours)
 
     def _count(self, kind: str) -> None:
         self.faults[kind] = self.faults.get(kind, 0) + 1
@@ -262,7 +250,7 @@ def equal_jobs(scenario: Scenario, members: int) -> StaticPractice:
         end = trains + course.epochs * course.epoch_seconds(slots)
         heapq.heappush(free_at, end)
         ledger.useful[trial] = course.epochs * course.work
-        ledger.waste("start-up", slots * (trains - begin))
+        ledger.waste("start-up and saving", slots * (trains - begin))
         ledger.waste("more slots than one", course.epochs * (course.work * (slots - 1) / course.scaling))
         ledger.trained += slots * (end - trains)
         practice.finishes.append(Finish(seconds=end, trial=trial, value=course.final))

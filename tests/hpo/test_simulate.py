@@ -58,7 +58,11 @@ def test_equal_seeds_give_equal_figures_and_other_seeds_others() -> None:
 
 def test_on_a_perfect_machine_only_the_end_is_idle() -> None:
     result = figures_of(scenario(CALM, nodes=8, max_slots=1), 4.0)
-    assert all(hours < 1e-6 for cause, hours in result.node_hours.items() if cause not in ("useful", "idle", "saving"))
+    assert all(
+        hours < 1e-6
+        for cause, hours in result.node_hours.items()
+        if cause not in ("useful", "idle", "start-up and saving")
+    )
     assert result.goodput > 0.98
     assert result.faults == {}
 
@@ -98,7 +102,7 @@ def test_on_slow_nodes_everything_takes_longer() -> None:
         world.start(start(trial=trial, slots=(f"n{trial}",)))
     ends = [until(world, Reached) and world.now for _ in range(2)]
     assert ends == pytest.approx([1000, 360 + 3 * 640])
-    assert world.ledger.wasted["slow nodes"] == pytest.approx(2 * 640)
+    assert world.ledger.wasted["start-up and saving"] == pytest.approx(2 * 640)
 
 
 def test_a_campaign_goes_on_in_the_next_allocation_until_its_trials_are_done() -> None:
@@ -187,7 +191,7 @@ def test_a_lost_node_costs_what_followed_the_last_epoch_and_a_cancelled_attempt_
     assert failed.kind == "lost_node"
     assert failed.epochs == int(world.now / 500)
     assert world.ledger.useful[0] == pytest.approx(1000 * failed.epochs)
-    assert world.ledger.wasted["lost to machine faults"] == pytest.approx(2 * (world.now - 500 * failed.epochs))
+    assert world.ledger.wasted["lost in failures"] == pytest.approx(2 * (world.now - 500 * failed.epochs))
 
 
 def test_attempts_show_how_far_they_have_come_ever_more_seldom() -> None:
