@@ -37,10 +37,7 @@ class NodeFault:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pace:
-    """Pace of training, which falls on a slow node.
-
-    Seconds count from the beginning of the allocation.
-    """
+    """Pace of training, which falls on a slow node."""
 
     factor: float = 1.0
     """Seconds that one of training takes after the turn."""

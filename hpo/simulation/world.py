@@ -76,8 +76,6 @@ class VirtualAttempt:
     course: Course
     fate: Fate
     pace: Pace
-    opened: float
-    """Start of the allocation."""
     assigned: float
     base: float
     """Epochs, with a fraction, from which it continues."""
@@ -98,11 +96,11 @@ class VirtualAttempt:
 
     def trained(self, until: float) -> float:
         """Seconds of training up to a time, without what delayed it."""
-        return self.pace.trained(self.trains - self.opened, until - self.opened) if self.trains < until else 0.0
+        return self.pace.trained(self.trains, until) if self.trains < until else 0.0
 
     def done(self, seconds: float) -> float:
         """Return the end of so many seconds of training."""
-        return self.opened + self.pace.end(self.trains - self.opened, seconds)
+        return self.pace.end(self.trains, seconds)
 
     def progress(self, outcome: AttemptEnd) -> float:
         """Epochs that the checkpoint holds after ``outcome``."""
@@ -139,7 +137,7 @@ class World:
         self._holes: frozenset[str] = frozenset()
         self._late: frozenset[str] = frozenset()
         self._slow: frozenset[str] = frozenset()
-        self._slow_pace = Pace(factor=self.assumptions.slow_factor, turn=3600 * self.assumptions.slow_after_hours)
+        self._slow_pace = Pace()
         self._dead: set[str] = set()
         self._on_node: dict[str, set[int]] = defaultdict(set)
 
@@ -154,6 +152,8 @@ class World:
         bad = bad_nodes(*machine)
         self._holes, self._late, self._slow = (frozenset(names[i] for i in some) for some in bad)
         self._dead, self._heap = set(), []
+        turn = start + 3600 * self.assumptions.slow_after_hours
+        self._slow_pace = Pace(factor=self.assumptions.slow_factor, turn=turn)
         self._node_faults = node_faults(*machine)
         self._push_next_fault()
         self.call(start + TICK, self._on_tick)
@@ -179,7 +179,6 @@ class World:
             course=self.course_of(action.trial),
             fate=fate_of(self.assumptions, self.seed, action.trial, action.attempt),
             pace=Pace() if self._slow.isdisjoint(nodes) else self._slow_pace,
-            opened=self._begin,
             assigned=self.now,
             base=self._saved[action.trial],
         )
