@@ -37,8 +37,7 @@ class TokenBucket:
     """Limit of ``rate`` per second on average, and ``burst`` at once."""
 
     def __init__(self, rate: float, burst: int) -> None:
-        self._rate, self._burst, self._tokens = rate, burst, float(burst)
-        self._at: float | None = None
+        self._pause, self._ahead, self._next = 1.0 / rate, (burst - 1) / rate, float("-inf")
 
     def take(self, now: float) -> bool:
         """Return True where one may start now; if so it counts.
@@ -47,11 +46,10 @@ class TokenBucket:
         >>> [bucket.take(now) for now in (0.0, 0.1, 0.5)]
         [True, False, True]
         """
-        passed = 0.0 if self._at is None else max(0.0, now - self._at)
-        self._tokens, self._at = min(self._burst, self._tokens + passed * self._rate), now
-        if self._tokens < 1.0:
+        begin = max(self._next, now - self._ahead)
+        if begin > now:
             return False
-        self._tokens -= 1.0
+        self._next = begin + self._pause
         return True
 
 
