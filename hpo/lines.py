@@ -166,9 +166,9 @@ def damage(path: Path, number: int) -> InputError:
 
 def check_format(line: Line, path: Path, number: int) -> None:
     """Raise InputError where another version wrote a line."""
-    if line.format > FORMAT:
+    if line.format != FORMAT:
         raise InputError(
-            f"{path}: line {number} was written by a newer program ({line.program}); update this one to read it"
+            f"{path}: line {number} was written by another version ({line.program}); read it with that one"
         )
 
 
