@@ -17,7 +17,6 @@ from hydragnn.base.errors import InputError
 from hydragnn.base.imports import class_of_kind
 from hydragnn.hpo.fronts import Bounds
 from hydragnn.hpo.scheduling.scheduler import State, Trial
-from hydragnn.hpo.scheduling.state import attempts_at_once
 from hydragnn.hpo.search_settings import sampler_for
 from hydragnn.hpo.settings import CampaignSettings
 from hydragnn.hpo.space.points import Point, Space, all_points, is_point, point_key, random_point, value_at
@@ -188,7 +187,7 @@ def history_of(settings: CampaignSettings, space: Space, state: State) -> Histor
     numbers = set(state.trials) if whole else {*_best_and_spread(state), *_latest_open(state)}
     trials = (state.trials[number] for number in sorted(numbers))
     included = tuple(trial for trial in trials if trial.values and trial.status != "lost")
-    return replace(history, trials=included, width=attempts_at_once(state.plan, state.slots))
+    return replace(history, trials=included, width=state.at_once)
 
 
 def _best_and_spread(state: State) -> set[int]:

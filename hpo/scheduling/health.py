@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from hydragnn.hpo.scheduling.events import Action, Probe, Probed, node_of
 from hydragnn.hpo.scheduling.node_health import NodeEntry, Strike
 from hydragnn.hpo.scheduling.slowness import SLOW
-from hydragnn.hpo.scheduling.state import State, Trial
+from hydragnn.hpo.scheduling.state import State, Trial, nodes_of
 
 STRIKES = 2
 """Attempts that a node disturbs before it is out, however well it answers probes."""
@@ -31,9 +31,7 @@ PATIENCE = 600.0
 
 def add_strikes(state: State, trial: Trial, suspects: Iterable[str], now: float, *, slow: bool = False) -> list[Action]:
     """Count a fault or slowness against suspects, or all nodes used."""
-    used: dict[str, tuple[str, ...]] = {}
-    for slot in trial.slots:
-        used[node_of(slot)] = (*used.get(node_of(slot), ()), slot)
+    used = nodes_of(trial.slots)
     named = [name for name in dict.fromkeys(suspects) if name in state.nodes]
     actions: list[Action] = []
     out: list[str] = []

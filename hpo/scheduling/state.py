@@ -278,12 +278,17 @@ class State(Struct, kw_only=True, eq=False):
     @property
     def least(self) -> int:
         """Return how many slots every attempt gets at least."""
-        return least_slots(self.plan, self.slots)
+        return max(1, min(self.plan.min_slots, len(self.slots)))
 
     @property
     def most(self) -> int:
         """Return how many slots an attempt gets at most."""
         return max(self.least, min(self.plan.max_slots, len(self.slots)))
+
+    @property
+    def at_once(self) -> int:
+        """Return how many attempts can run at once."""
+        return len(self.slots) // self.least
 
     def elapsed(self, now: float) -> float:
         """Return the seconds of campaign, pauses left out."""
@@ -517,11 +522,6 @@ def _plain(value: Any) -> Any:
     return [_plain(item) for item in value] if isinstance(value, tuple) else value
 
 
-def least_slots(plan: Plan, slots: Sequence[str]) -> int:
-    """Return how many slots every attempt gets at least."""
-    return max(1, min(plan.min_slots, len(slots)))
-
-
 def speed_of(plan: Plan, slots: Sequence[str]) -> float:
     """Return the equivalent number of fastest slots.
 
@@ -530,11 +530,6 @@ def speed_of(plan: Plan, slots: Sequence[str]) -> float:
     """
     slowest = min((plan.sizes.get(node_of(slot), 1.0) for slot in slots), default=1.0) if plan.sizes else 1.0
     return len(slots) * slowest
-
-
-def attempts_at_once(plan: Plan, slots: Sequence[str]) -> int:
-    """Return how many attempts can run at once."""
-    return len(slots) // least_slots(plan, slots)
 
 
 def nodes_of(slots: Iterable[str]) -> dict[str, tuple[str, ...]]:

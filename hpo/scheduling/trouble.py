@@ -90,7 +90,7 @@ def next_look(state: State, now: float) -> float:
 
 def _num_together(state: State) -> int:
     """Return how many unexplained failures make an outage."""
-    at_once = min(len(state.nodes), len(state.slots) // state.least)
+    at_once = min(len(state.nodes), state.at_once)
     return min(TOGETHER, at_once, max(2, at_once // 2))
 
 

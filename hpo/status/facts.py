@@ -17,7 +17,6 @@ from hydragnn.hpo.lines import LineChain
 from hydragnn.hpo.objective import goals_of, quantity_text
 from hydragnn.hpo.scheduling.events import node_of
 from hydragnn.hpo.scheduling.scheduler import State, Trial
-from hydragnn.hpo.scheduling.state import attempts_at_once
 from hydragnn.hpo.search_settings import sampler_text, search_settings
 from hydragnn.hpo.space.parameters import place_of
 from hydragnn.hpo.space.points import Point, space_of
@@ -214,8 +213,8 @@ class Follower:
     @property
     def sampler(self) -> str:
         """Sampler of the search, and why it was chosen."""
-        plan, slots = self.builder.state.plan, self.builder.state.slots
-        return sampler_text(self._sampler, attempts_at_once(plan, slots), max(1, len(plan.bounds)))
+        state = self.builder.state
+        return sampler_text(self._sampler, state.at_once, max(1, len(state.plan.bounds)))
 
     def status(self) -> CampaignStatus:
         """Return the status as far as the journal was read."""
