@@ -18,7 +18,7 @@ from hydragnn.distributed.launch import environment_alone
 from hydragnn.hpo.launching.allocation import Allocation, Node
 from hydragnn.hpo.launching.attempts import Attempts
 from hydragnn.hpo.launching.descriptors import PipeSelector
-from hydragnn.hpo.launching.job_step import BURST, STEP_RATE, STEPS_AT_ONCE, TokenBucket, end_process, end_steps
+from hydragnn.hpo.launching.job_step import BURST, ENDING, STEP_RATE, STEPS_AT_ONCE, TokenBucket, end_process, end_steps
 from hydragnn.hpo.launching.launcher import MARK, Exit, Report, Task, is_ours
 from hydragnn.hpo.launching.sites import Site
 from hydragnn.hpo.launching.watchdog import SchedulerWatch
@@ -53,6 +53,9 @@ class Launcher(ABC):
 
     variables: ClassVar[Mapping[str, str]] = {}
     """Variables of its environment besides those of this process."""
+
+    ending = ENDING
+    """Signals that end a process of an earlier controller, with seconds to wait after each."""
 
     def __init__(self, site: Site, allocation: Allocation, limits: Limits) -> None:
         """Start nothing yet."""
@@ -129,7 +132,7 @@ class Launcher(ABC):
         jobs: dict[str, set[str]] = {}
         for one in {(one.get("job"), one.get("step"), one.get("pid")): one for one in identities}.values():
             if is_ours(one, campaign):
-                end_process(one)
+                end_process(one, self.ending)
             if one.get("job") and campaign and str(one.get("step")).startswith(f"{campaign}-"):
                 jobs.setdefault(str(one["job"]), set()).add(str(one["step"]))
         for job, names in jobs.items():

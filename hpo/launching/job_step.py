@@ -162,7 +162,7 @@ def end_steps(site: Site, job: str, names: set[str]) -> None:
         time.sleep(PAUSE)
 
 
-def end_process(identity: Identity, signals: Sequence[tuple[signal.Signals, float]] = ENDING) -> None:
+def end_process(identity: Identity, signals: Sequence[tuple[signal.Signals, float]]) -> None:
     """Signal a process while it is the same; SIGKILL its group."""
     for kind, patience in signals:
         deadline = time.monotonic() + patience

@@ -21,9 +21,6 @@ from hydragnn.hpo.launching.rank import gpu_variables
 from hydragnn.hpo.launching.sites.local import Local
 from hydragnn.hpo.scheduling.events import Identity, Probed, node_of
 
-KILLED_WAIT = ((signal.SIGKILL, 60.0),)
-"""Signal and seconds for a process to vanish from a busy machine."""
-
 
 class LocalLauncher(PackLauncher):
     """Launcher of attempts by ``workers`` processes of this machine."""
@@ -31,6 +28,7 @@ class LocalLauncher(PackLauncher):
     variables = dict.fromkeys(
         ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS"), "1"
     )
+    ending = ((signal.SIGKILL, 60.0),)  # a busy machine
 
     def __init__(
         self,
@@ -70,7 +68,7 @@ class LocalLauncher(PackLauncher):
         identities = [attempt.identity for attempt in self._attempts.values() if attempt.identity is not None]
         super().close()
         for identity in identities:
-            end_process(identity, KILLED_WAIT)
+            end_process(identity, self.ending)
 
     def _worker_options(self, nodes: tuple[str, ...]) -> list[str]:
         return ["--ranks", str(self.ranks)]
@@ -91,7 +89,7 @@ class LocalLauncher(PackLauncher):
     def _give_up(self, pack: Pack) -> None:
         for attempt in self._attempts.values():
             if attempt.identity is not None and node_of(attempt.task.slots[0]) in pack.nodes:
-                end_process(attempt.identity, KILLED_WAIT)
+                end_process(attempt.identity, self.ending)
         super()._give_up(pack)
 
 
