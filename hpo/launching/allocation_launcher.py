@@ -5,9 +5,10 @@ import os
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from signal import Signals
 from typing import IO, ClassVar
 
 import hydragnn
@@ -54,7 +55,7 @@ class Launcher(ABC):
     variables: ClassVar[Mapping[str, str]] = {}
     """Variables of its environment besides those of this process."""
 
-    ending = ENDING
+    ending: ClassVar[Sequence[tuple[Signals, float]]] = ENDING
     """Signals that end a process of an earlier controller, with seconds to wait after each."""
 
     def __init__(self, site: Site, allocation: Allocation, limits: Limits) -> None:
