@@ -4,6 +4,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from jaxtyping import Int
 
 from hydragnn.base.errors import InputError
 from hydragnn.graphs.batch import GraphBatch
@@ -37,7 +38,6 @@ def from_networkx(
     if not hasattr(graph, "nodes") or not hasattr(graph, "is_directed"):
         raise InputError(f"{name}: a {type(graph).__name__} is no graph of networkx; give one")
     fields = list(fields)
-    place = {node: number for number, node in enumerate(graph.nodes)}
     edges = [(a, b, values) for a, b, values in graph.edges(data=True)]
     if not graph.is_directed():
         check_reversed(fields, name)
@@ -56,9 +56,9 @@ def from_networkx(
             values[field.on][field.name] = column
             declared.append(field)
     axes = Field(name="coordinates", on="node", shape=(len(positions) or 1,), dtype="float64")
-    ends = np.array([(place[a], place[b]) for a, b, _ in edges], dtype=np.int64).reshape(-1, 2)
+    ends = edge_ends(graph)
     batch = graph_from_arrays(
-        _column(items["node"], positions, axes, False, name) if positions else np.zeros((len(place), 0)),
+        _column(items["node"], positions, axes, False, name) if positions else np.zeros((len(graph.nodes), 0)),
         ends[:, 0],
         ends[:, 1],
         fields=declared,
@@ -69,6 +69,13 @@ def from_networkx(
         name=name,
     )
     return batch.with_texts({NAME: [text]}) if (text := name_among(graph.graph)) else batch
+
+
+def edge_ends(graph: Any) -> Int[np.ndarray, "edges 2"]:
+    """Return senders and receivers in order; reverses of undirected edges last."""
+    place = {node: number for number, node in enumerate(graph.nodes)}
+    ends = np.array([(place[a], place[b]) for a, b in graph.edges()], dtype=np.int64).reshape(-1, 2)
+    return ends if graph.is_directed() else np.concatenate([ends, ends[ends[:, 0] != ends[:, 1], ::-1]])
 
 
 def check_reversed(fields: Iterable[Field], where: str) -> None:

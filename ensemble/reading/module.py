@@ -23,6 +23,7 @@ from hydragnn.graphs.atomic import ATOMIC_NUMBERS_FIELD
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import ATOMIC_NUMBERS
 from hydragnn.graphs.hetero import homogeneous, is_hetero
+from hydragnn.graphs.network import edge_ends
 from hydragnn.graphs.objects import graphs_in, library_of
 from hydragnn.graphs.pyg import MARK, edges_of, from_pyg
 from hydragnn.models import Categorical, Distribution, GraphModel, TrainedModel
@@ -76,16 +77,19 @@ class TrainableEnsemble(nn.Module):
 
 
 def rows_as_given(items: Sequence[Any], counts: Sequence[int]) -> Tensor:
-    """Return the rows of edges, which graphs have by receiver, in the order of each ``Data``.
+    """Return the rows of edges, which graphs have by receiver, in the order of each item.
 
-    Relations of a ``HeteroData`` follow by name.
+    Relations of a ``HeteroData`` follow by name; reverses of undirected edges of networkx come last.
     """
     rows = [torch.zeros(0, dtype=torch.int64)]
     for one, count in zip(items, counts, strict=True):
-        data = homogeneous(one, (), {}, (), one, "the data")[0] if is_hetero(one) else one
-        order = torch.arange(count)
-        if is_pyg(data) and len(receivers := edges_of(data, "the data")[1]) == count:  # others failed, or had no edges
-            order = torch.argsort(torch.argsort(receivers, stable=True))
+        data, receivers = homogeneous(one, (), {}, (), one, "the data")[0] if is_hetero(one) else one, rows[0]
+        if is_pyg(data):
+            receivers = edges_of(data, "the data")[1]
+        elif library_of(one) == "networkx":
+            receivers = torch.from_numpy(edge_ends(one)[:, 1].copy())
+        given = len(receivers) == count  # others failed, or had no edges
+        order = torch.argsort(torch.argsort(receivers, stable=True)) if given else torch.arange(count)
         rows.append(order + sum(map(len, rows)))
     return torch.cat(rows)
 

@@ -206,16 +206,25 @@ def test_models_of_0_2_0_read_edges_of_one_direction_and_scale_what_to_pyg_did_n
     assert capsys.readouterr().err.count("Data are scaled as in training (x by 3)") == 1
 
 
-@pytest.mark.parametrize(("make", "model", "rows"), [(data, "gin", [1, 0]), (hetero, "relational", [3, 2, 1, 0])])
+EDGES_GIVEN = [  # places of edges among those by receiver
+    ("pyg", data, "gin", [1, 0]),
+    ("pyg", hetero, "relational", [3, 2, 1, 0]),
+    ("networkx", network, "gin", [1, 3, 0, 2]),
+]
+
+
+@pytest.mark.parametrize(("kind", "make", "model", "rows"), EDGES_GIVEN)
 def test_edges_are_predicted_in_the_order_of_the_data(
-    make: Callable[[int], Any], model: str, rows: list[int], tmp_path: Path
+    kind: str, make: Callable[[int], Any], model: str, rows: list[int], tmp_path: Path
 ) -> None:
     graphs = [make(number) for number in range(12)]
     for number, graph in enumerate(graphs):
-        for edges in getattr(graph, "edge_stores", [graph]):
+        if kind == "networkx":
+            networkx.set_edge_attributes(graph, float(number), "flow")
+        for edges in getattr(graph, "edge_stores", [graph]) if kind == "pyg" else ():
             edges.flow = torch.arange(2.0) + number
     flow = {**Y, "name": "flow", "on": "edge"}
-    store = built("pyg", graphs, tmp_path / "s.h5", fields=[*FIELDS, flow])
+    store = built(kind, graphs, tmp_path / "s.h5", fields=[*FIELDS, flow])
     loaded = trained(tmp_path, model, "flow")
     expected = loaded.predict(store)["flow"].mean.reshape(12, -1)[:, rows].ravel()
     assert np.ptp(expected) > 0
