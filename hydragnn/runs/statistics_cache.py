@@ -7,7 +7,6 @@ from few graphs, is not written down.
 
 import json
 import os
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -21,7 +20,7 @@ from numpy.typing import NDArray
 import hydragnn
 from hydragnn.base.environment import environment
 from hydragnn.base.errors import InputError
-from hydragnn.base.files import digest, lock_file, read_sealed, unlock_file, write_sealed
+from hydragnn.base.files import digest, read_sealed, write_sealed
 from hydragnn.datasets import GraphStore, disk_store
 from hydragnn.distributed.ranks import Ranks
 from hydragnn.distributed.sharing import first_ranks_value, shared_rows
@@ -31,8 +30,6 @@ BLOCK = 4096
 """Graphs whose edges are read at once."""
 LEAST_GRAPHS = 10_000
 """Below, computing takes less than a second."""
-PATIENCE = 300.0
-"""Seconds to wait for another process that computes the same value, before both do it."""
 
 
 def digest_of(graphs: NDArray[np.int64]) -> str:
@@ -63,46 +60,20 @@ class StatisticsCache:
     heartbeat: Callable[[], None] = lambda: None
 
     def value(self, of: Mapping[str, Any], make: Callable[[], Any]) -> Any:
-        """Return the JSON value of ``make``, computed once per store; collective."""
+        """Return the JSON value of ``make``, computed once per store; collective.
+
+        Runs that begin at once compute the same value, each beside the others.
+        """
         folder, table = cache_folder(self.store), {**of, "store": self.store.fingerprint, "by": hydragnn.__version__}
         path = None if folder is None else folder / f"{digest(table)}.json"
-        locks: list[int] = []
-        try:
-            cached = first_ranks_value(lambda: self._look(path, table, locks), self.ranks)
-            if cached is not None:
-                return cached["value"]
-            value = json.loads(json.dumps(make()))
-            if path is not None and self.ranks.first:
-                with suppress(
-                    InputError, ValueError
-                ):  # no space; a number that is not finite: computed again the next time
-                    write_sealed(path, {"format": FORMAT, "of": table, "value": value})
-            return value
-        finally:
-            if path is not None and locks:
-                unlock_file(path.with_suffix(".lock"), locks[0])
-
-    def _look(self, path: Path | None, table: dict[str, Any], locks: list[int]) -> dict[str, Any] | None:
-        """Return the value with its key, or None with a lock."""
-        if path is None:
-            return None
-        end = time.monotonic() + PATIENCE
-        while True:
-            cached = _read(path, table)
-            if cached is not None or locks:
-                return cached
-            try:
-                path.parent.mkdir(mode=0o777, parents=True, exist_ok=True)
-                lock = lock_file(path.with_suffix(".lock"))
-            except OSError:
-                return None  # no place
-            if lock is not None:
-                locks.append(lock)  # and look again: the one who had it has written
-            elif time.monotonic() > end:
-                return None
-            else:
-                self.heartbeat()
-                time.sleep(0.1)
+        cached = first_ranks_value(lambda: None if path is None else _read(path, table), self.ranks)
+        if cached is not None:
+            return cached["value"]
+        value = json.loads(json.dumps(make()))
+        if path is not None and self.ranks.first:
+            with suppress(InputError, ValueError):  # no space, or a number that is not finite: again the next time
+                write_sealed(path, {"format": FORMAT, "of": table, "value": value})
+        return value
 
 
 Caches = Sequence[StatisticsCache]

@@ -2,8 +2,6 @@
 
 import json
 import os
-import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -155,18 +153,10 @@ def test_a_claimed_fingerprint_gives_no_values_of_another_store(
     assert value_of(disk, "anew") == "anew"
 
 
-def test_of_several_that_ask_at_once_one_computes(disk: DiskStore) -> None:
-    make = Mock(side_effect=lambda: time.sleep(0.3) or 7)
-    with ThreadPoolExecutor(4) as threads:
-        found = [*threads.map(lambda _: value_of(disk, make), range(4))]
-    assert (found, make.call_count) == ([7] * 4, 1)
-    assert not [*(disk.path / "statistics").glob("*.lock")]
-
-
-def test_an_error_leaves_no_value_and_no_lock(disk: DiskStore) -> None:
+def test_an_error_leaves_no_value(disk: DiskStore) -> None:
     with pytest.raises(InputError, match="no"):
         value_of(disk, Mock(side_effect=InputError("no")))
-    assert not [*(disk.path / "statistics").iterdir()]
+    assert not (disk.path / "statistics").exists()
 
 
 def test_a_store_in_memory_and_a_small_one_keep_nothing(disk: DiskStore, monkeypatch: pytest.MonkeyPatch) -> None:
