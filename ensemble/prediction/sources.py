@@ -1,6 +1,7 @@
 """Sources of graphs: a store, or files that become one."""
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from shutil import rmtree
@@ -90,7 +91,7 @@ class Graphs(Building):
         attributes = {**rule.attributes, CLOSE_NUCLEI: True}
         writer: StoreWriter | None = None
         groups = groups_of_makers(rule.makers(block))
-        try:
+        with ExitStack() as parts:
             while True:
                 try:
                     some = next(groups, None)
@@ -101,8 +102,8 @@ class Graphs(Building):
                 graphs, made, failed = made_graphs(some, first)
                 if graphs:
                     batch = concatenate(graphs)
-                    fields = list(batch.fields.values())
-                    writer = writer or StoreWriter(out, fields, dim=batch.dim, attributes=attributes, part=number)
+                    facts: dict[str, Any] = {"dim": batch.dim, "attributes": attributes, "part": number}
+                    writer = writer or parts.enter_context(StoreWriter(out, [*batch.fields.values()], **facts))
                     try:
                         writer.write(batch)
                     except InputError:
@@ -119,12 +120,6 @@ class Graphs(Building):
                 numbers += made
                 failures |= {str(graph): asdict(unbuilt) for graph, unbuilt in failed.items()}
                 first += len(some)
-            if writer:
-                writer.close()
-                writer = None
-        finally:
-            if writer:
-                writer.abort()
         return {"numbers": numbers, "failures": failures, "stop": first}
 
     def join(self) -> None:
