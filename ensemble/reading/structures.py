@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from dataclasses import field as member
 from itertools import chain
 from pathlib import Path
-from typing import Any, Never
+from typing import Any
 
 import numpy as np
 import torch
@@ -128,17 +128,15 @@ class Structures:
     def makers(
         self, frames: Iterable[Atoms | InputError], first: int = 0, source: str = "", *, keep: bool = False
     ) -> Iterator[Make]:
-        """Give a maker for each structure; one of an error raises it.
+        """Give a maker for each structure, or for the error of one that could not be read.
 
         A graph has the name of its structure, else ``source`` and number; with ``keep`` it keeps all entries of its structure.
         """
         for number, atoms in enumerate(frames, start=first):
             texts = {NAME: f"{source}#{number}" if source else ""}
-            if isinstance(atoms, InputError):
-                yield Unread(reason=atoms, texts=texts)
-                continue
-            texts = {NAME: name_among(atoms.info) or texts[NAME]}
-            texts |= {ATOMS: atoms_text(atoms)} if keep else {}
+            if isinstance(atoms, Atoms):
+                texts = {NAME: name_among(atoms.info) or texts[NAME]}
+                texts |= {ATOMS: atoms_text(atoms)} if keep else {}
             yield NamedMake(structures=self, atoms=atoms, number=number, texts=texts)
 
 
@@ -170,38 +168,29 @@ class NamedMake(MakerOfMany):
     """Maker of a graph with texts, known even if it fails."""
 
     structures: Structures
-    atoms: Atoms
+    atoms: Atoms | InputError
     number: int
     texts: Mapping[str, str]
 
     def size(self) -> int:
         """Return the atoms of the structure."""
-        return len(self.atoms)
+        return len(self.atoms) if isinstance(self.atoms, Atoms) else 0
 
     def __call__(self) -> GraphBatch:
-        """Return the graph; InputError where it cannot be made."""
+        """Return the graph; InputError where it cannot be read or made."""
+        if isinstance(self.atoms, InputError):
+            raise self.atoms
         graph = self.structures.graph(self.atoms, f"structure {self.number}")
         return graph.with_texts({key: [text] for key, text in self.texts.items()})
 
     @classmethod
     def together(cls, makers: Sequence["NamedMake"]) -> GraphBatch | None:
         """Return the graphs of several structures; None to make them singly."""
-        batch = makers[0].structures.graphs([one.atoms for one in makers])
+        structures = [one.atoms for one in makers if isinstance(one.atoms, Atoms)]
+        batch = makers[0].structures.graphs(structures) if len(structures) == len(makers) else None
         if batch is None:
             return None
         return batch.with_texts({key: [one.texts[key] for one in makers] for key in makers[0].texts})
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Unread:
-    """Maker for a structure that could not be read."""
-
-    reason: InputError
-    texts: Mapping[str, str]
-
-    def __call__(self) -> Never:
-        """Raise the reason."""
-        raise self.reason
 
 
 def reads_atoms(manifest: Manifest) -> bool:
@@ -293,7 +282,7 @@ def made_graphs(makers: Iterable[Make], first: int = 0) -> tuple[list[GraphBatch
                 graphs.append(make())
                 numbers.append(number)
             except InputError as error:
-                texts = make.texts if isinstance(make, NamedMake | Unread) else {}
+                texts = make.texts if isinstance(make, NamedMake) else {}
                 failures[number] = Unbuilt(reason=str(error), texts=texts)
         place += len(some)
     return graphs, numbers, failures
