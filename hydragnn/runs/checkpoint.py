@@ -54,8 +54,8 @@ class SavedPart(Settings):
 SavedLayout = dict[str, tuple[SavedPart, ...]]
 
 
-class SavedBase(Settings):
-    """Content of ``state.json`` in all versions, beside version and checksum."""
+class SavedState(Settings):
+    """Content of ``state.json``, beside version and checksum."""
 
     epoch: Count
     step: Count
@@ -66,27 +66,15 @@ class SavedBase(Settings):
     ranks: Annotated[int, pydantic.Field(strict=True, ge=1)]
     """Rows of ``totals``: ranks that had other graphs or nodes."""
     index: TensorIndex
-
-    @pydantic.model_validator(mode="after")
-    def _curves_have_one_value_per_epoch(self) -> "SavedBase":
-        if any(len(curve) != self.epoch for curve in self.curves.values()):
-            raise ValueError(f"a curve does not have {self.epoch} values")
-        return self
-
-
-class SavedVectors(SavedBase):
-    """Version 2."""
-
-    layout: list[tuple[str, list[Count], Count]]
-    """Name, shape and place of every parameter in the flat vectors."""
-
-
-class SavedState(SavedBase):
-    """Version 3."""
-
     shapes: dict[str, list[Count]]
     layout: SavedLayout
     """Positions of their numbers in the vectors, whose pieces are end to end."""
+
+    @pydantic.model_validator(mode="after")
+    def _curves_have_one_value_per_epoch(self) -> "SavedState":
+        if any(len(curve) != self.epoch for curve in self.curves.values()):
+            raise ValueError(f"a curve does not have {self.epoch} values")
+        return self
 
 
 class OwnPart(Settings):
@@ -264,16 +252,17 @@ def _read_saved(path: Path) -> SavedState:
     check_version(version, path, oldest=OLDEST, newest=VERSION)
     if content.pop("checksum", None) != checksum_of({"version": version, **content}):
         raise InputError(f"{file} is damaged (its checksum is another); resume from another copy")
-    if version == VERSION:
-        return SavedState.parse(content, str(file))
-    old = SavedVectors.parse(content, str(file))
-    shapes = {name: list(shape) for name, shape, _ in old.layout}
-    layout: SavedLayout = {
-        name: (SavedPart(at=start, first=0, last=prod(shape), rows=((0, shape[0] if shape else 1),)),)
-        for name, shape, start in old.layout
-    }
-    common = {name: getattr(old, name) for name in SavedBase.model_fields}
-    return SavedState(**common, shapes=shapes, layout=layout)
+    if version == OLDEST:  # whose layout has name, shape and position of every parameter
+        try:
+            vectors = {name: (shape, at, shape[0] if shape else 1) for name, shape, at in content["layout"]}
+            content["shapes"] = {name: shape for name, (shape, *_) in vectors.items()}
+            content["layout"] = {
+                name: [{"at": at, "first": 0, "last": prod(shape), "rows": [[0, rows]]}]
+                for name, (shape, at, rows) in vectors.items()
+            }
+        except (KeyError, TypeError, ValueError) as error:
+            raise InputError(f"{file} is damaged ({error}); resume from another copy") from error
+    return SavedState.parse(content, str(file))
 
 
 def _check(
