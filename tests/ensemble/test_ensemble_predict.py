@@ -357,7 +357,8 @@ def test_a_graph_above_the_budget_has_a_reason(predict: Predict, store: MemorySt
 
 def test_a_member_that_gives_nan_fails_graphs(ensemble: Path, frames: list[Atoms]) -> None:
     loaded = Ensemble.load(ensemble)
-    for value in loaded.members[1].model.executor.model.state_dict().values():
+    trained = loaded.members[1].model
+    for value in (*trained.model.state_dict().values(), *trained.executor.model.state_dict().values()):
         if value.is_floating_point():
             value.fill_(float("nan"))
     predictions = loaded.predict([frames[0], frames[2]])
