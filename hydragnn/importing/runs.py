@@ -119,7 +119,12 @@ def write_run(model: Imported, data: Path | None, out: Path, home: Path) -> Metr
             scales[one.field.name] = Scale(mean=low, std=tuple(b - a or 1.0 for a, b in zip(low, high)))
     normalisation = Normalisation(scales=scales, references=reading.references)
     trained = TrainedModel(model=graph_model, normalisation=normalisation, executor=Eager(model=graph_model))
-    record, errors = _record(model, run, trained, store)
+    try:
+        record, errors = _record(model, run, trained, store)
+    except RuntimeError as error:  # of torch, for sizes that only meet when it computes
+        raise InputError(
+            f"{model.files.checkpoint} fails on its own graphs ({error!s:.80}); compare it with config.json"
+        ) from error
     if not all(map(math.isfinite, [*record.best.values(), *(one["mae"] or 0.0 for one in errors.values())])):
         raise InputError(f"{model.files.checkpoint} gives no finite numbers on its own graphs; import an earlier epoch")
     out.mkdir(parents=True, exist_ok=True)
