@@ -14,6 +14,10 @@ import numpy as np
 from hydragnn.base.errors import InputError, words_of
 from hydragnn.base.places import INDEX
 
+LARGEST = 2**28
+"""Bytes of a sample, which is in memory up to four times as it is read."""
+MOST = 2**20
+"""Objects of a file, of which each takes some 60 bytes."""
 META = "-meta.pkl"
 """End of the file that counts the samples of a label."""
 
@@ -72,8 +76,46 @@ STAND_INS: dict[str, Callable[..., Any]] = {
 """Functions and classes in place of those that files name; others are refused."""
 
 
-class _Unpickler(pickle._Unpickler):  # in Python, whose memo takes no more than what is there
+def _with_plain_keys(code: bytes) -> Callable[[Any], None]:
+    """Return a step of a reader that takes no tuple as a key, whose hash may take for ever."""
+
+    def step(reader: Any) -> None:
+        keys = reader.stack[-2:-1] if code == pickle.SETITEM else reader.stack[::2]
+        if any(isinstance(key, tuple) for key in keys):
+            raise TypeError("a tuple as a key")
+        pickle._Unpickler.dispatch[code[0]](reader)
+
+    return step
+
+
+class _Steps(dict[int, Any]):
+    """Steps of a reader by their codes, which count themselves."""
+
+    left = MOST
+
+    def __getitem__(self, code: int) -> Any:
+        self.left -= 1
+        if self.left < 0:
+            raise ValueError(f"more than {MOST:,} objects")
+        return super().__getitem__(code)
+
+
+class PlainUnpickler(pickle._Unpickler):
+    """Reader in Python, whose time and memory are in proportion to a file."""
+
     dispatch: ClassVar[dict[int, Any]] = {**pickle._Unpickler.dispatch}
+    for code in (pickle.BYTEARRAY8, pickle.ADDITEMS, pickle.FROZENSET):
+        del dispatch[code[0]]  # the first allocates what it claims; others hash
+    for code in (pickle.SETITEM, pickle.SETITEMS, pickle.DICT):
+        dispatch[code[0]] = _with_plain_keys(code)
+
+    def __init__(self, file: Any) -> None:
+        super().__init__(file)
+        vars(self)["dispatch"] = _Steps(self.dispatch)
+
+
+class _Unpickler(PlainUnpickler):
+    dispatch: ClassVar[dict[int, Any]] = {**PlainUnpickler.dispatch}
     stack: list[Any]
 
     def find_class(self, module: str, name: str) -> Any:
@@ -92,12 +134,15 @@ class _Unpickler(pickle._Unpickler):  # in Python, whose memo takes no more than
             raise TypeError("numbers in another order of bytes")
 
     dispatch[pickle.BUILD[0]] = set_state
-    del dispatch[pickle.BYTEARRAY8[0]]  # which allocates what it claims
 
 
 def objects_in(path: Path) -> list[Any]:
     """Return the objects of a file; InputError for other kinds."""
     objects = []
+    if (size := path.stat().st_size) > LARGEST:
+        raise InputError(
+            f"{path} has {size / 1e9:.3g} GB, and a sample at most {LARGEST / 1e9:.2g}; convert it with its own package"
+        )
     try:
         with path.open("rb") as file:
             while file.peek(1):

@@ -1,19 +1,19 @@
 """Checkpoints of torch as numbers: no code in them runs."""
 
-import pickle
 import zipfile
 from collections import OrderedDict
 from collections.abc import Mapping
 from io import BytesIO
 from math import prod
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from hydragnn.base.errors import InputError
 from hydragnn.base.limits import check_readable
+from hydragnn.datasets.formats.public_pickles import PlainUnpickler
 from hydragnn.frozen.settings import FAILURE
 
 LARGEST, TABLE = 768 * 2**20, 6 * 2**20
@@ -100,10 +100,8 @@ KNOWN: Mapping[tuple[str, str], Any] = {
 }
 
 
-class _Table(pickle._Unpickler):  # in Python, whose memo takes no more than what is there
+class _Table(PlainUnpickler):
     """Reader of the table of a checkpoint, which knows tensors alone."""
-
-    dispatch: ClassVar[dict[int, Any]] = {**pickle._Unpickler.dispatch, pickle.BYTEARRAY8[0]: None}  # allocates first
 
     def find_class(self, module: str, name: str) -> Any:
         """Return one of the few known names; InputError for code."""

@@ -127,6 +127,14 @@ def archived(storage: Any) -> bytes:
     return content.getvalue()
 
 
+def sparse_sample(folder: Path) -> None:
+    pickled(WHOLE)(folder)
+    os.truncate(folder / "set" / "total-0.pkl", 3 * 10**9)
+
+
+PAIRS = [b"q%ch%c\x86" % (place, place) for place in range(60)]
+HASH = b"\x80\x02)" + b"".join(PAIRS) + b"q\x3c"
+"""Pickle of pairs of pairs, whose hash visits each of them."""
 MOLECULE = {"pos": torch.rand(4, 3), "edge_index": torch.tensor([[0, 1], [1, 0]])}
 WHOLE = pickle.dumps(Data(**MOLECULE))
 SETS: dict[str, tuple[Write, str]] = {
@@ -180,6 +188,10 @@ SETS: dict[str, tuple[Write, str]] = {
     "10 GB in a storage": (pickled(tensor((3,), storage=stored(Stored(HUGE).content()))), "is not run"),
     "10 GB in an array": (pickled(array((HUGE,), "f4", b"")), "is not run"),
     "10 GB of objects": (pickled(array((HUGE,), "O", [])), "numbers of dtype object"),
+    "a key whose hash has no end": (pickled(HASH + b"}h\x3cK\x01s."), "a tuple as a key"),
+    "a set whose hash has no end": (pickled(HASH + b"\x8f(h\x3c\x90."), "is damaged"),
+    "millions of objects": (pickled(b"\x80\x02" + b"]" * 2**21 + b"."), "more than 1,048,576 objects"),
+    "3 GB in a sample": (sparse_sample, "has 3 GB, and a sample at most"),
     "10 GB of bytes": (pickled(b"\x80\x05\x96" + (10**10).to_bytes(8, "little") + b"."), "is damaged"),
     "a number in 34 GB of places": (pickled(b"\x80\x04K\x01r" + (2**31).to_bytes(4, "little") + b"."), "no Data"),
     "no Data": (pickled({"x": 1}), "holds no Data"),

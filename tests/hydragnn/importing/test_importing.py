@@ -96,6 +96,10 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
     "no numbers": (archive({"model_state_dict": {"a": tensor(10, 0, (10,), (1,))}}, {}), "record has 0 bytes"),
     "other size later": (archive({"model_state_dict": {"a": Changed()}}, {"0": NUMBERS}), "no attribute"),
     "ten gigabytes of one string": (of_table(b"\x80\x05\x96" + (10**10).to_bytes(8, "little") + b"."), "damaged"),
+    "a key whose hash has no end": (
+        of_table(b"\x80\x02)" + b"".join(b"q%ch%c\x86" % (n, n) for n in range(60)) + b"q\x3c}h\x3cK\x01s."),
+        "a tuple as a key",
+    ),
     "twenty million objects": (of_table(b"\x80\x05" + b"}" * 20_000_000 + b"."), "more bytes than names of tensors"),
     "sizes alone": (torch_bytes({"module": {"a.weight": torch.empty(0)}}), "without numbers, as DeepSpeed leaves them"),
     "no tensors": (torch_bytes({"model_state_dict": {}}), "no state dictionary"),
