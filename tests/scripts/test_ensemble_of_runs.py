@@ -159,7 +159,7 @@ def test_runs_that_do_not_fit_together_are_refused(call: Call, runs: list[Path],
     assert [path.name for path in sorted(tmp_path.iterdir())] == ["spin", "taken"]
 
 
-@pytest.mark.parametrize(("moment", "kind"), [("_parts", signal.SIGINT), ("write_manifest", signal.SIGTERM)])
+@pytest.mark.parametrize(("moment", "kind"), [("validated", signal.SIGINT), ("write_manifest", signal.SIGTERM)])
 def test_a_signal_leaves_nothing_and_the_same_command_begins_again(
     moment: str, kind: signal.Signals, call: Call, runs: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
