@@ -223,7 +223,7 @@ class Ensemble(Shown):
     @property
     def caveat(self) -> str:
         """Return the limits of a run or an old domain; else empty."""
-        if self.knows_domain and not self.manifest.domain.measures:
+        if self.knows_domain and self.manifest.domain.of_nodes is None:
             return (
                 "this ensemble is of an earlier version, of whose training domain only foreign elements and contacts are flagged; "
                 "build it anew: hydragnn ensemble CAMPAIGN --out ENSEMBLE"

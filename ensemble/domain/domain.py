@@ -87,18 +87,13 @@ class Domain:
     detectors: tuple[Detector, ...] = ()
     rarity: Rarity | None = None
     of_nodes: Rarity | None = None
-    """Rarity of nodes; None in ensembles that knew it of graphs alone."""
+    """Rarity of nodes; None in ensembles of version 0.2."""
     scale: float = 1.0
     expected_alarms: float | None = None
     """Share of graphs like held-out ones that is flagged; None in one that was read."""
 
     version: ClassVar[int] = 3
     """Version 1 had a threshold per channel in place of scores of held-out graphs; both had more detectors."""
-
-    @property
-    def measures(self) -> bool:
-        """Return True where scores of held-out graphs are known."""
-        return self.rarity is not None and len(self.rarity.held_out) > 0
 
     @cached_property
     def file_content(self) -> bytes:
@@ -234,8 +229,7 @@ def domain_from_json(value: Mapping[str, Any], folder: Path, fields: Mapping[str
             return Domain()
         channels = sum(len(detector.channels) for detector in detectors)
         rarity = _rarity(value, _own(tensors, RARITY)) if current else _old_rarity(value, detectors)
-        own = _own(tensors, NODES) if current else {}
-        of_nodes = _rarity(value, own) if own else None
+        of_nodes = _rarity(value, _own(tensors, NODES)) if current else None
         node_channels = sum(len(detector.node_channels) for detector in detectors)
         for one, count in ((rarity, channels), (of_nodes, node_channels)):
             if one is not None and (one.usual.shape != (count,) or one.unit.shape != (count,)):
@@ -245,7 +239,7 @@ def domain_from_json(value: Mapping[str, Any], folder: Path, fields: Mapping[str
             raise ValueError(f"the length {scale} is none")
         return Domain(detectors=detectors, rarity=rarity, of_nodes=of_nodes, scale=scale)
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
-        raise InputError(f"the training domain is damaged ({error}); build the ensemble anew") from error
+        raise InputError(f"the training domain is damaged or older ({error}); build the ensemble anew") from error
 
 
 def _rarity(value: Mapping[str, Any], own: Mapping[str, Array]) -> Rarity:

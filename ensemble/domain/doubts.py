@@ -130,8 +130,7 @@ class Spread(Detector):
         unknown = [name for name in settings["targets"] if name not in stored.fields]
         if unknown:
             raise ValueError(f"there is no target {unknown[0]}")
-        per_node, of_graphs = (tuple(settings[name]) for name in ("per_node", "of_graphs"))
-        of_nodes = tuple(settings.get("of_nodes", ()))  # none before 0.3
+        per_node, of_graphs, of_nodes = (tuple(settings[name]) for name in ("per_node", "of_graphs", "of_nodes"))
         if any(name not in settings["targets"] or stored.fields[name].on != "node" for name in of_nodes):
             raise ValueError("a target is not on nodes")
         return cls(targets=dict(settings["targets"]), per_node=per_node, of_graphs=of_graphs, of_nodes=of_nodes)

@@ -20,7 +20,7 @@ from hydragnn.ensemble.domain.detector import (
     per_segment,
 )
 from hydragnn.ensemble.members.latent import whitening_of
-from hydragnn.graphs.batch import GraphBatch
+from hydragnn.graphs.batch import GraphBatch, edge_vectors
 from hydragnn.graphs.field import ATOMIC_NUMBERS, Field
 
 
@@ -185,12 +185,17 @@ RIDGE = 0.01
 ALIKE = 0.03
 """Relative difference of lengths that is added to all, so that closer graphs are alike."""
 
+SIDED = 0.01
+"""One-sidedness that is added to all, so that perfect crystals are alike; beside a vacancy a node has some .08."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Statistics(Detector):
-    """Mahalanobis distance of statistics from training graphs, and least distance of edges."""
+    """Mahalanobis distance of statistics, least distance of edges, and one-sidedness of nodes."""
 
     name: ClassVar[str] = "statistics"
+    channels: ClassVar = (Channel(slack=0.1),) * 4
+    """One of all statistics, one of edges, two of one-sidedness."""
 
     columns: Mapping[str, int]
     """Inputs, and how many statistics each has."""
@@ -199,26 +204,22 @@ class Statistics(Detector):
     """One over standard deviations of training graphs; 0 of constants."""
     whitening: Float[Array, "statistics statistics"]
     edges: Float[Array, "graphs 3"]
-    """Edges of training graphs; empty in ensembles without their channel."""
-
-    @property
-    def channels(self) -> tuple[Channel, ...]:
-        """Return one of all statistics, and one of edges."""
-        return (Channel(slack=0.1),) * (2 if len(self.edges) else 1)
+    """Edges of training graphs."""
 
     def values(self, view: GraphView) -> Float[Array, "graphs channels"]:
         """Return logarithms of distances; what a graph has not is as usual."""
         lengths = _lengths(view)
         away = np.nan_to_num((statistics_of(view, self.columns, lengths) - self.mean) * self.unit)
-        columns = [np.maximum(np.linalg.norm(away @ self.whitening.T, axis=1), 1e-6)]
-        if len(self.edges):
-            columns.append(_tree(self).query(np.nan_to_num(lengths[:, 2:]))[0] + ALIKE)
-        return np.log(np.stack(columns, axis=1))
+        distance = np.maximum(np.linalg.norm(away @ self.whitening.T, axis=1), 1e-6)
+        of_edges = _tree(self).query(np.nan_to_num(lengths[:, 2:5]))[0] + ALIKE
+        return np.stack([np.log(distance), np.log(of_edges), *lengths[:, 5:].T], axis=1)
 
     def reason(self, view: GraphView, graph: int, channel: int, value: float) -> str:
         """Return the statistic furthest from its mean, or edges, in words."""
         away = np.nan_to_num((statistics_of(view, self.columns, _lengths(view))[graph] - self.mean) * self.unit)
         most = int(np.abs(away).argmax())
+        if channel > 1:
+            return f"neighbours of node {view.most(graph, _one_sided(view)[:, 0])} lie on one side, more so than elsewhere in it"
         if channel and np.abs(away[most]) < 3:
             return "lengths and numbers of its edges are unlike those of every training graph"
         names = [f"the {which} distance of its nodes to their nearest neighbours" for which in ("mean", "largest")]
@@ -233,17 +234,11 @@ class Statistics(Detector):
     def load(cls, settings: Mapping[str, Any], stored: Stored) -> "Statistics":
         """Return the detector with these tensors."""
         columns = {str(name): int(count) for name, count in settings["columns"].items()}
-        if any(count != _columns(stored.fields[name]) for name, count in columns.items()):
+        if columns != {name: stored.fields[name].classes or 2 * stored.fields[name].width for name in columns}:
             raise ValueError("inputs have other statistics")
         size = 2 + sum(columns.values())
-        mean, unit = stored.numbers("mean", size), stored.numbers("unit", size)
-        edges = stored.numbers("edges", None, 3) if "edges" in stored.tensors else np.zeros((0, 3))
-        whitening = stored.numbers("whitening", size, size)
-        return cls(columns=columns, mean=mean, unit=unit, whitening=whitening, edges=edges)
-
-
-def _columns(field: Field) -> int:
-    return field.classes or 2 * field.width
+        shapes = {"mean": (size,), "unit": (size,), "whitening": (size, size), "edges": (None, 3)}
+        return cls(columns=columns, **{name: stored.numbers(name, *shape) for name, shape in shapes.items()})
 
 
 def fitted_statistics(training: Iterable[GraphView], inputs: Sequence[Field]) -> list[Detector]:
@@ -252,9 +247,9 @@ def fitted_statistics(training: Iterable[GraphView], inputs: Sequence[Field]) ->
     Components of vectors turn with a graph, and have none.
     """
     tables = [one for one in inputs if one.parity == "scalar" and max(one.width, one.classes) <= LARGEST_TABLE]
-    columns = {one.name: _columns(one) for one in tables}
+    columns = {one.name: one.classes or 2 * one.width for one in tables}
     seen = [
-        (statistics_of(view, columns, lengths), np.nan_to_num(lengths[:, 2:]))
+        (statistics_of(view, columns, lengths), np.nan_to_num(lengths[:, 2:5]))
         for view in training
         for lengths in [_lengths(view)]
     ]
@@ -279,7 +274,7 @@ def _tree(detector: Statistics) -> KDTree:
 
 
 def statistics_of(
-    view: GraphView, columns: Mapping[str, int], lengths: Float[Array, "graphs 5"]
+    view: GraphView, columns: Mapping[str, int], lengths: Float[Array, "graphs 7"]
 ) -> Float[Array, "graphs statistics"]:
     """Return logarithms of distances to nearest neighbours, and statistics of inputs; NaN without them."""
     batch, result = view.batch, [lengths[:, :2]]
@@ -298,16 +293,27 @@ def statistics_of(
     return np.concatenate(result, axis=1)
 
 
-def _lengths(view: GraphView) -> Float[Array, "graphs 5"]:
-    """Return log distances (mean, largest nearest) and edges (number, mean, deviation)."""
+def _lengths(view: GraphView) -> Float[Array, "graphs 7"]:
+    """Return log distances (mean, largest nearest), edges (number, mean, deviation), and one-sidedness."""
     if not len(view.lengths):
-        return np.full((len(view), 5), np.nan)
+        return np.full((len(view), 7), np.nan)
     rows, nearest = view.edge_rows[view.node_rows], per_segment(np.minimum, view.lengths[:, None], view.edge_rows)
     largest, per_node = view.largest(nearest), np.diff(rows) / np.maximum(np.diff(view.node_rows), 1)
     sizes = np.concatenate([_means(nearest, view.node_rows), largest, per_node[:, None]], axis=1)
     mean, square = (_means(np.log(view.lengths)[:, None] ** power, rows) for power in (1, 2))
     deviation = np.sqrt(np.maximum(square - mean**2, 0.0))
-    return np.concatenate([np.log(np.where(largest > 0, sizes, np.nan)), mean, deviation], axis=1)
+    sided = _one_sided(view)
+    norms = [_means(sided**power, view.node_rows) ** (1 / power) for power in (1, 2, 4)]
+    pairs = [np.log((more + SIDED) / (less + SIDED)) for more, less in zip((view.largest(sided), norms[2]), norms)]
+    return np.concatenate([np.log(np.where(largest > 0, sizes, np.nan)), mean, deviation, *pairs], axis=1)
+
+
+def _one_sided(view: GraphView) -> Float[Array, "nodes 1"]:
+    """Return the length of the mean direction of neighbours, where nearer ones weigh more."""
+    weights = 1 + np.cos(np.pi * np.minimum(view.lengths, 1.0))[:, None]
+    directions = edge_vectors(view.batch).numpy() / (view.scale * view.lengths[:, None])
+    sums, total = (per_segment(np.add, weights * one, view.edge_rows) for one in (directions, np.ones_like(weights)))
+    return np.asarray(np.linalg.norm(sums, axis=1, keepdims=True) / np.maximum(total, 1e-9))
 
 
 def _means(items: Float[Array, "items columns"], rows: Int[Numbers, " ends"]) -> Float[Array, "graphs columns"]:

@@ -13,7 +13,7 @@ from unittest.mock import patch
 import ase.io
 import numpy as np
 import torch
-from ase import Atoms
+from ase import Atom, Atoms
 from ase.build import bulk, fcc111, molecule
 from ase.calculators.emt import EMT
 from ase.calculators.singlepoint import SinglePointCalculator
@@ -21,6 +21,7 @@ from ase.calculators.tersoff import Tersoff, TersoffParameters
 from ase.data import covalent_radii
 from ase.md.langevin import Langevin
 from ase.md.velocitydistribution import MaxwellBoltzmannDistribution
+from ase.optimize import FIRE
 from ase.units import fs
 from torch import Tensor
 
@@ -287,6 +288,100 @@ def melts(data: Path) -> TrustSet:
     )
 
 
+def emt_dynamics(
+    random: np.random.Generator, atoms: Atoms, kelvin: tuple[float, float], cutoff: float
+) -> list[GraphBatch]:
+    """Return eight frames of Langevin dynamics by EMT, 32 fs apart."""
+    atoms.calc, temperature, frames = EMT(), random.uniform(*kelvin), []
+    MaxwellBoltzmannDistribution(atoms, temperature_K=2 * temperature, rng=random)
+    motion = Langevin(atoms, 4 * fs, temperature_K=temperature, friction=0.02 / fs, fixcm=False, rng=random)
+    for _ in range(8):
+        motion.run(8)
+        frames.append(from_ase(atoms, cutoff, fields=[ENERGY, FORCES]))
+    return frames
+
+
+def add_interstitial(atoms: Atoms, symbol: str, a: float) -> None:
+    """Add an atom at an octahedral site, and relax."""
+    atoms.append(Atom(symbol, np.ones(3) * a / 2))
+    atoms.calc = EMT()
+    FIRE(atoms, logfile=None).run(fmax=1.0, steps=30)
+
+
+def defects(data: Path) -> TrustSet:
+    """Crystals of Al and of Pd in dynamics, cells of 72 atoms, asked for defects that are few of many atoms."""
+    random = np.random.default_rng(13)
+
+    def crystal(kelvin: tuple[float, float], kind: str = "") -> list[GraphBatch]:
+        element = random.choice(["Al", "Pd"])
+        a = {"Al": 4.05, "Pd": 3.89}[element] * (1 + random.normal(0, 0.01))
+        atoms = bulk(element, "fcc", a=a, cubic=True) * (3, 3, 2)
+        if kind == "vacancy":
+            del atoms[int(random.integers(72))]
+        if kind == "divacancy":
+            del atoms[[0, int(atoms.get_distances(0, range(72), mic=True).argsort()[1])]]
+        if kind in ("surface", "adatom"):
+            atoms.center(vacuum=5.0, axis=2)
+        if kind == "adatom":
+            atoms.append(Atom(element, [a / 2, 0, atoms.positions[:, 2].max() + a / 2]))
+        if kind == "interstitial":
+            add_interstitial(atoms, element, a)
+        return emt_dynamics(random, atoms, kelvin, 4.2)
+
+    def many(count: int, kelvin: tuple[float, float], *kind: str) -> list[GraphBatch]:
+        return [one for _ in range(count // 8) for one in crystal(kelvin, *kind)]
+
+    usual = (100, 800)
+    known = many(360, usual)
+    beyond = {kind: many(ASKED, usual, kind) for kind in ("vacancy", "divacancy", "surface", "adatom", "interstitial")}
+    return TrustSet(
+        graphs=known,
+        table=forces_table("schnet", 4.2, 24, 25),
+        beyond=beyond | {"1500 K": many(ASKED, (1500, 1500))},
+    )
+
+
+def silver(data: Path) -> TrustSet:
+    """Crystals of Ag and Cu in dynamics, cells of 32 atoms."""
+    random = np.random.default_rng(11)
+
+    def crystal(kelvin: tuple[float, float], kind: str = "fcc") -> list[GraphBatch]:
+        share = random.uniform(0.2, 0.8)
+        a = share * 4.09 + (1 - share) * 3.61
+        atoms = bulk("Ag", "fcc", a=a, cubic=True) * (2, 2, 2)
+        if kind == "hcp":
+            short = a / np.sqrt(2)
+            atoms = bulk("Ag", "hcp", a=short, c=short * 1.633, orthorhombic=True) * (3, 2, 2)
+        if kind == "twins":
+            layer, height = fcc111("Ag", (2, 2, 1), a=a, periodic=True), a / np.sqrt(3)
+            sites = (layer.cell[0] + layer.cell[1]) / 6
+            places = [
+                layer.positions * [1, 1, 0] + [0, 0, n * height] + at * sites for n, at in enumerate((0, 1, 2, 0, 2, 1))
+            ]
+            atoms = Atoms("Ag24", np.concatenate(places), cell=[*layer.cell[:2], [0, 0, 6 * height]], pbc=True)
+        if kind == "cluster":
+            block = bulk("Ag", "fcc", a=a, cubic=True) * (3, 3, 3)
+            centre = block.cell.sum(axis=0) / 2 + random.uniform(-0.5, 0.5, 3) * a
+            near = np.linalg.norm(block.positions - centre, axis=1).argsort()[:32]
+            atoms = Atoms("Ag32", block.positions[near], cell=np.eye(3) * 30, pbc=True)
+            atoms.center()
+        atoms.symbols[:] = random.choice(["Ag", "Cu"], size=len(atoms), p=[share, 1 - share])
+        if kind == "interstitial":
+            add_interstitial(atoms, random.choice(["Ag", "Cu"]), a)
+        if kind == "vacancy":
+            del atoms[0]
+        return emt_dynamics(random, atoms, kelvin, 4.4)
+
+    def many(count: int, kelvin: tuple[float, float], *kind: str) -> list[GraphBatch]:
+        return [one for _ in range(count // 8) for one in crystal(kelvin, *kind)]
+
+    usual = (200, 800)
+    known = many(400, usual)
+    beyond = {f"{kelvin} K": many(ASKED, (kelvin, kelvin)) for kelvin in (1400, 3000)}
+    beyond |= {kind: many(ASKED, usual, kind) for kind in ("vacancy", "interstitial", "twins", "hcp", "cluster")}
+    return TrustSet(graphs=known, table=forces_table("painn", 4.4, 24, 30), beyond=beyond)
+
+
 def mixed(data: Path) -> TrustSet:
     """Bulk cells, slabs and clusters of the quickstart's alloys."""
     alloy = demo_alloys.alloy
@@ -396,6 +491,54 @@ def silicon(data: Path, element: str = "Si", size: float = 1.0) -> TrustSet:
     return TrustSet(graphs=known, table=forces_table("painn", 3.6 * size, 24, 40), beyond=beyond)
 
 
+def of_carbide(head: tuple[float, float, float], inner: float, *pair: float) -> TersoffParameters:
+    """Return parameters of Si and C by angle, range, and pair (Tersoff 1989, doi:10.1103/PhysRevB.39.5566)."""
+    n, beta, lambda2, b, lambda1, a = pair or (0,) * 6
+    return TersoffParameters(3, 1, 0, *head, n, beta, lambda2, b, inner, 0.15, lambda1, a)
+
+
+AT_SI, AT_C = (100390.0, 16.217, -0.59825), (38049.0, 4.3484, -0.57058)
+MIXED = (1.97205, 395.1451, 2.9839, 1597.3111)
+CARBIDE = COVALENT | {
+    ("Si", "Si", "C"): of_carbide(AT_SI, 2.36),
+    ("Si", "C", "Si"): of_carbide(AT_SI, 2.85),
+    ("Si", "C", "C"): of_carbide(AT_SI, 2.36, 0.78734, 1.1e-6, *MIXED),
+    ("C", "Si", "Si"): of_carbide(AT_C, 2.36, 0.72751, 1.5724e-7, *MIXED),
+    ("C", "Si", "C"): of_carbide(AT_C, 1.95),
+    ("C", "C", "Si"): of_carbide(AT_C, 2.36),
+}
+
+
+def carbide(data: Path) -> TrustSet:
+    """Strained cells of silicon carbide of 16 atoms."""
+    random = np.random.default_rng(12)
+
+    def cell(kind: str = "", rattle: tuple[float, float] = (0.02, 0.1), strain: float = 0.025) -> GraphBatch:
+        lattice, a = ("rocksalt", 4.05) if kind == "rocksalt" else ("zincblende", 4.32)
+        atoms = bulk("SiC", lattice, a=a, cubic=True) * (1, 1, 2)
+        if kind == "slabs":
+            atoms.center(vacuum=4.0, axis=2)
+        if kind == "antisites":
+            atoms.symbols[[random.choice(np.flatnonzero(atoms.symbols == one)) for one in ("Si", "C")]] = ["C", "Si"]
+        if kind == "vacancies":
+            del atoms[int(random.integers(len(atoms)))]
+        if kind == "interstitials":
+            atoms.append(Atom(random.choice(["Si", "C"]), [a / 2, a / 2, a / 2 + 0.02]))
+        atoms.set_cell(atoms.cell.array @ (np.eye(3) + random.normal(0, strain, (3, 3))), scale_atoms=True)
+        atoms.positions += random.normal(0, random.uniform(*rattle), (len(atoms), 3))
+        atoms.calc = Tersoff(CARBIDE)
+        atoms.get_forces()
+        return from_ase(atoms, 3.4, fields=[ENERGY, FORCES])
+
+    known = [cell() for _ in range(400)]
+    kinds: dict[str, dict[str, Any]] = {"hotter": {"rattle": (0.12, 0.2)}, "molten": {"rattle": (0.25, 0.35)}}
+    kinds |= {kind: {"kind": kind} for kind in ("antisites", "vacancies", "interstitials", "slabs", "rocksalt")}
+    beyond = {
+        name: [cell(**own) for _ in range(ASKED)] for name, own in (kinds | {"strained": {"strain": 0.06}}).items()
+    }
+    return TrustSet(graphs=known, table=forces_table("schnet", 3.4, 24, 30), beyond=beyond)
+
+
 NITROGEN, OXYGEN = 7, 8
 SETS: Mapping[str, Callable[[Path], TrustSet]] = {
     "alloys": alloys,
@@ -476,6 +619,9 @@ SETS: Mapping[str, Callable[[Path], TrustSet]] = {
         larger=lambda size, of: size >= 22,
     ),
     "crystals": partial(elements, names=("Li", "Si", "Ge")),
+    "silver": silver,
+    "carbide": carbide,
+    "defects": defects,
 }
 TRUTHS: Mapping[str, Callable[[Atoms], np.ndarray]] = {
     **dict.fromkeys(("alloys", "melts", "mixed"), EMT().get_forces),

@@ -25,14 +25,12 @@ from hydragnn.ensemble.domain import (
     GraphView,
     OpenReferences,
     Spread,
-    Statistics,
     domain_from_json,
     fitted_domain,
     scores_of,
 )
 from hydragnn.ensemble.domain.detector import Channel, Stored, length_scale
 from hydragnn.ensemble.domain.rarity import FALSE_ALARMS, HIGHEST, QUANTILES, expected_alarms, fitted_rarity
-from hydragnn.ensemble.manifest import write_manifest
 from hydragnn.ensemble.prediction.predict import predict_to_file
 from hydragnn.graphs import ATOMIC_NUMBERS_FIELD, Field, GraphBatch, concatenate, from_ase, graph_from_arrays
 from hydragnn.graphs.topology import Topology
@@ -185,8 +183,8 @@ def test_a_domain_of_graphs_without_edges_or_fields_is_fitted_and_flags_edges() 
     ("spacing", "jitter", "reason"),
     [
         (1.0, 0.2, ""),
-        (0.67, 0.0, "statistics: the mean distance of its nodes to their nearest .* standard deviations below"),
-        (1.5, 0.0, "statistics: the mean distance of its nodes to their nearest .* standard deviations above"),
+        (0.67, 0.2, "statistics: the mean distance of its nodes to their nearest .* standard deviations below"),
+        (1.5, 0.2, "statistics: the mean distance of its nodes to their nearest .* standard deviations above"),
     ],
 )
 def test_meshes_of_another_resolution_are_flagged(spacing: float, jitter: float, reason: str) -> None:
@@ -210,13 +208,14 @@ def test_another_lattice_with_the_same_nearest_distances_is_flagged_by_its_edges
     assert output_of(domain, frame).reasons[0].startswith("statistics: lengths and numbers of its edges are unlike")
 
 
-def test_statistics_that_were_saved_without_edges_keep_their_values(domain: Domain, crystals: MemoryStore) -> None:
-    statistics = next(one for one in domain.detectors if isinstance(one, Statistics))
-    tensors = {name: values for name, values in statistics.tensors().items() if name != "edges"}
-    before = Statistics.load(statistics.settings(), Stored(tensors=tensors, fields=ATOMS))
-    view = GraphView(batch=crystals.read(np.arange(20), KNOWN), scale=domain.scale)
-    assert len(before.channels) == 1
-    np.testing.assert_array_equal(before.values(view), statistics.values(view)[:, :1])
+def test_a_vacancy_in_a_crystal_is_flagged_by_nodes_with_neighbours_on_one_side(domain: Domain) -> None:
+    frame = crystal(np.random.default_rng(4)) * (2, 2, 1)
+    beside = frame.get_distances(0, range(1, len(frame)), mic=True).argsort()[:12]
+    assert not output_of(domain, frame).reasons[0]
+    del frame[0]
+    reason = output_of(domain, frame).reasons[0]
+    node = re.match(r"statistics: neighbours of node (\d+) lie on one side", reason)
+    assert node and int(node[1]) in beside
 
 
 def test_the_spread_counts_per_node_where_the_target_grows_with_nodes(crystals: MemoryStore) -> None:
@@ -392,18 +391,6 @@ def test_all_formats_and_the_calculator_have_the_score(ensemble: Path, frames: l
     assert tight.calc.results["domain_score"] == pytest.approx(expected.domain_score[1], rel=1e-6)
     own = np.repeat(np.arange(3), expected.nodes_per_graph) == 1
     np.testing.assert_allclose(tight.calc.results["node_domain_score"], of_nodes[own], rtol=1e-6)
-
-
-def test_ensembles_without_scores_of_nodes_are_read(received: Path, frames: list[Atoms]) -> None:
-    whole = Ensemble.load(received)
-    write_manifest(replace(whole.manifest, domain=replace(whole.manifest.domain, of_nodes=None)), received)
-    output = Ensemble.load(received).predict(frames[:2])
-    np.testing.assert_array_equal(output.domain_score, whole.predict(frames[:2]).domain_score)
-    assert np.isnan(output.node_domain_score).all() and len(output.node_domain_score) == output.nodes_per_graph.sum()
-    write(received.parent / "asked.xyz", frames[:2])
-    predict_to_file(received, received.parent / "asked.xyz", received.parent / "out.h5")
-    arrays = arrays_of(received.parent / "out.h5")
-    assert "node_domain_score" not in arrays and "domain_score" in arrays
 
 
 def test_the_evaluation_says_what_share_of_every_part_is_flagged(ensemble: Path) -> None:
