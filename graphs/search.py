@@ -36,7 +36,7 @@ def is_compact(
     places: Float[ndarray, "nodes 3"], cell: Float[ndarray, "3 3"], periodic: Any, reach: float, name: str
 ) -> bool:
     """Return True where vesin needs few boxes; InputError as ``pairs_within``."""
-    far = np.abs(places).max(axis=1) > FARTHEST * reach
+    far = ~(np.abs(places).max(axis=1) <= FARTHEST * reach)  # so that NaN is far, too
     if far.any():
         node = int(far.argmax())
         raise InputError(

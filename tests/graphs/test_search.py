@@ -159,6 +159,7 @@ def test_long_structures_end_no_process(cell: list[float], periodic: list[bool],
     ("places", "cell", "sentence"),
     [
         ([[0, 0, 0], [0, 1e9, 0]], np.eye(3) * 5, "node 1 lies 2e[+]08 cutoffs from the origin"),
+        ([[0, 0, 0], [0, np.nan, 0]], np.eye(3) * 5, "node 1 lies nan cutoffs from the origin"),
         ([[0, 0, 0], [1e300, 1e300, 1e300]], np.eye(3) * 5, "node 1 lies 2e[+]299 cutoffs"),
         ([[0, 0, 0]], np.array([[3, 0, 0], [3, 1e-4, 0], [0, 0, 3]]), "the cell is so flat"),
     ],
