@@ -126,6 +126,8 @@ class SearchSettings(Settings):
     @classmethod
     def _finite_bounds(cls, value: Any) -> Any:
         """Refuse bounds by name; the union would blame the whole list."""
+        if isinstance(value, Mapping) and "at_most" in value:
+            raise ValueError("a bound is for one of several objectives; list another, or leave at_most out")
         for goal in value if isinstance(value, list) else []:
             bound = goal.get("at_most") if isinstance(goal, Mapping) and "of" in goal else None
             if bound is not None and not (type(bound) in (int, float) and math.isfinite(bound)):

@@ -81,11 +81,15 @@ def front_of_campaign(campaign: Path, top_k: int | None, at_most: Mapping[str, f
         bounds[names.index(name)] = bound
     front = front_trials(history.trials, tuple(bounds))
     if not front or len(front) < (top_k or 1):
-        words = (
-            ", ".join(f"{name} = {bound:g}" for name, bound in zip(names, bounds) if bound is not None) or "no bound"
+        ends = [trial.objectives for trial in history.trials if trial.status == "finished"]
+        words = ", ".join(
+            f"{name} up to {bound:g} (the least is {min((values[place] for values in ends), default=math.nan):.4g})"
+            for place, (name, bound) in enumerate(zip(names, bounds))
+            if bound is not None
         )
         raise InputError(
-            f"the front of {campaign} has {len(front)} finished trials with {words}, fewer than {top_k or 1}; widen the bound, or let more trials finish"
+            f"the front of {campaign} has {len(front)} finished trials{' with ' * bool(words)}{words}, fewer than {top_k or 1}; "
+            + ("widen the bound, or let more trials finish" if words else "let more trials finish")
         )
     limits = {name: bound for name, bound in zip(names, bounds) if bound is not None}
     folders = [trial.folder for trial in front[:top_k]]

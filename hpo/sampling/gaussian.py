@@ -6,8 +6,12 @@ results, as a quantile of the normal distribution, so that neither the objective
 the maximum of the posterior (Rasmussen and Williams 2006, sections 4.2, 5.4). A request takes the candidate with the lowest
 mean - kappa deviation, with a kappa of its own from an exponential distribution (Egele et al. 2023, arXiv:2207.00479): some
 refine what is good, others look where nobody was. What runs narrows the deviation around itself and leaves the mean
-(Desautels et al. 2014, JMLR 15). Of several objectives, every request has weights of its own, for the largest weighted
-objective (Knowles 2006, doi:10.1109/TEVC.2005.851274).
+(Desautels et al. 2014, JMLR 15).
+
+Several objectives have a process each, and a request takes the candidate with the largest expected gain of hypervolume
+(Emmerich et al. 2006, doi:10.1109/TEVC.2005.859463): the mean over random directions (Zhang and Golovin 2020,
+arXiv:2006.04655), each with an outcome of its own. What runs counts with its mean (Ginsbourger et al. 2010,
+doi:10.1007/978-3-642-10701-6_6). A bound ends the volume.
 """
 
 import math
@@ -16,13 +20,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 from scipy.linalg import cho_solve, cholesky, solve_triangular
 from scipy.optimize import minimize
 from scipy.special import ndtri
 from scipy.stats import rankdata
 
-from hydragnn.hpo.fronts import Bounds, front_of, violation
+from hydragnn.hpo.fronts import Bounds, front_of
 from hydragnn.hpo.sampling.sampler import History, RandomSampler, Sampler, foreseen
 from hydragnn.hpo.scheduling.scheduler import Trial
 from hydragnn.hpo.space.parameters import Choices, Parameter
@@ -53,14 +57,11 @@ FOCUSED = 0.2
 
 LEAST_NOISE = 1e-6
 
-MIXTURES = 16
-"""Weights of several objectives that one answer draws."""
+DRAWS = 64
+"""Directions, each with an outcome of its own, that a request draws for several objectives."""
 
-SUM = 0.05
-"""Weight of the sum of objectives beside the largest."""
-
-LEAST_PART = 1e-3
-"""Least share of an objective in a direction."""
+REACH = 0.5
+"""How far beyond the front objectives count, as the logarithm of its width; less gives up its ends."""
 
 
 class Coordinates:
@@ -157,38 +158,67 @@ def normal_scores(trials: Sequence[Trial]) -> Matrix:
     values = [trial.results[-1] if trial.results else math.inf for trial in trials]
     keys = [(t.status == "failed", -len(t.results), math.inf if math.isnan(v) else v) for t, v in zip(trials, values)]
     places = {key: place for place, key in enumerate(sorted(set(keys)))}
-    return _quantiles([places[key] for key in keys])
-
-
-def _quantiles(values: ArrayLike) -> Matrix:
-    ranks = rankdata(values)
+    ranks = rankdata([places[key] for key in keys])
     scores = np.asarray(ndtri((ranks - 0.5) / len(ranks)))
     return np.asarray(scores / (scores.std() or 1.0))
 
 
-def mixed_scores(trials: Sequence[Trial], bounds: Bounds, generator: np.random.Generator) -> Matrix:
-    """Return scores of trials, as ``[trials, mixtures]``; one mixture for one objective.
+def goal_scores(trials: Sequence[Trial], bounds: Bounds) -> tuple[Matrix, Matrix]:
+    """Return scores of trials by objective, and the largest that count.
 
-    Objectives go from 0 to 1 along the front; a mixture is the largest of them by weights that point to a part of the front.
-    The first has equal weights. Trials beyond a bound come after others, and those that failed, last.
+    Objectives go from 0 to 1 along the front, and beyond it by their logarithm; what failed is as bad as the worst.
     """
     if len(bounds) < 2:
-        return normal_scores(trials)[:, None]
+        return normal_scores(trials)[:, None], np.zeros(1)
     values = foreseen(trials)
     numbers = [trial.number for trial in trials if trial.number in values and trial.status != "failed"]
     front = np.array(
         [values[numbers[index]] for index in front_of([values[n] for n in numbers], bounds)] or [*values.values()]
     )
-    width = np.ptp(front, axis=0)
-    worst = (math.inf,) * len(bounds)
-    rows = np.array([values[t.number] if t.number in numbers else worst for t in trials])  # [trials, objectives]
-    over = np.array([violation(row, bounds) for row in rows.tolist()])
-    scaled = (rows - front.min(0)) / np.where(width > 0, width, 1.0)
-    parts = np.concatenate([np.ones((1, len(bounds))), generator.dirichlet(np.ones(len(bounds)), MIXTURES - 1)])
-    weighted = scaled / np.maximum(parts, LEAST_PART)[:, None]  # [mixtures, trials, objectives]
-    mixtures = [one.max(1) + SUM * one.sum(1) for one in weighted]
-    places = [np.unique(np.stack([over, one], 1), axis=0, return_inverse=True)[1] for one in mixtures]
-    return np.stack([_quantiles(one) for one in places], axis=1)
+    least, width = front.min(0), np.where(np.ptp(front, axis=0) > 0, np.ptp(front, axis=0), 1.0)
+    rows = [values[t.number] if t.number in numbers else (math.inf,) * len(bounds) for t in trials]
+    scaled = (np.array([[math.inf if bound is None else bound for bound in bounds], *rows]) - least) / width
+    scaled = np.minimum(scaled, 1.0) + np.log(np.maximum(scaled, 1.0))
+    ends, scaled = np.minimum(scaled[0], 1 + REACH), scaled[1:]
+    worst = np.max(scaled, axis=0, initial=1 + REACH, where=np.isfinite(scaled))
+    scaled = np.where(np.isfinite(scaled), scaled, worst)
+    mean, spread = scaled.mean(0), np.where(scaled.std(0) > 0, scaled.std(0), 1.0)
+    return (scaled - mean) / spread, (ends - mean) / spread
+
+
+class Posterior:
+    """Posterior of one objective, which running trials narrow."""
+
+    def __init__(self, points: Matrix, scores: Matrix, pending: Matrix, parameter_of: NDArray[np.int64]) -> None:
+        few = _some(scores)
+        self.kernel = likely_kernel(points[few], scores[few], parameter_of)
+        self._observed = points * self.kernel.scales
+        self._known = np.concatenate([points, pending]) * self.kernel.scales
+        covariance = self.kernel.between(self._known, self._known)
+        covariance[np.diag_indices_from(covariance)] += self.kernel.noise
+        self._factor = cholesky(covariance, lower=True, check_finite=False)
+        half = (self._factor[: len(points), : len(points)], True)
+        self._explained: Matrix = cho_solve(half, scores, check_finite=False)  # what runs says nothing of the mean
+
+    def mean(self, points: Matrix) -> Matrix:
+        """Return the means at points."""
+        return np.asarray(self.kernel.between(points * self.kernel.scales, self._observed) @ self._explained)
+
+    def look_at(self, points: Matrix) -> None:
+        """Take the candidates."""
+        self.rows = points * self.kernel.scales
+        shared = self.kernel.between(self._known, self.rows)
+        self.means = shared[: len(self._explained)].T @ self._explained
+        self._seen: Matrix = solve_triangular(self._factor, shared, lower=True, check_finite=False)
+        self.variances = np.maximum(self.kernel.variance - (self._seen**2).sum(0), 1e-12)
+
+    def expect(self, index: int) -> None:
+        """Narrow the deviation around a candidate."""
+        shared = self.kernel.between(self.rows, self.rows[index : index + 1])[:, 0]
+        residual = shared - self._seen.T @ self._seen[:, index]
+        row = residual / math.sqrt(float(self.variances[index]) + self.kernel.noise)
+        self._seen = np.concatenate([self._seen, row[None]])
+        self.variances = np.maximum(self.variances - row * row, 1e-12)
 
 
 class Outlook:
@@ -201,38 +231,48 @@ class Outlook:
         self._space, self._coordinates = space, Coordinates(space)
         finished = [trial for trial in trials if trial.results or trial.status == "failed"]
         observed = self._coordinates.of([trial.values for trial in finished])
-        scores = mixed_scores(finished, bounds, generator)
-        few = _some(scores[:, 0])
-        self._kernel = likely_kernel(observed[few], scores[few, 0], self._coordinates.parameter_of)
-        open_points = [trial.values for trial in trials if not trial.results and trial.status != "failed"]
-        self._known = np.concatenate([observed, self._coordinates.of(open_points)]) * self._kernel.scales
-        covariance = self._kernel.between(self._known, self._known)
-        covariance[np.diag_indices_from(covariance)] += self._kernel.noise
-        self._factor = cholesky(covariance, lower=True, check_finite=False)
-        half = (self._factor[: len(observed), : len(observed)], True)
-        self._explained: Matrix = cho_solve(half, scores, check_finite=False)  # what runs says nothing of the mean
+        pending = self._coordinates.of([t.values for t in trials if not t.results and t.status != "failed"])
+        scores, self._ends = goal_scores(finished, bounds)
+        parameter_of = self._coordinates.parameter_of
+        self._goals = [Posterior(observed, column, pending, parameter_of) for column in scores.T]
         self._choices = self._coordinates.choices
-        parents = [finished[index].values for index in self._leaders(observed)]
+        self._directions = _directions(len(self._goals), PARENTS, generator)
+        parents = [finished[index].values for index in self._leaders(observed, self._means(observed))]
         points, rows = self._candidates(parents, generator)
         keys = {point_key(trial.values) for trial in trials}
         self._index = {key: index for index, key in enumerate(map(point_key, points))}  # of equal ones, the last
         self._free = np.zeros(len(points), dtype=bool)
         self._free[[index for key, index in self._index.items() if key not in keys]] = True
-        self._points, self._rows = points, rows * self._kernel.scales
-        shared = self._kernel.between(self._known, self._rows)
-        self._means = shared[: len(observed)].T @ self._explained
-        self._seen: Matrix = solve_triangular(self._factor, shared, lower=True, check_finite=False)
-        self._variances = np.maximum(self._kernel.variance - (self._seen**2).sum(0), 1e-12)
+        self._points, self._rows = points, rows
+        for goal in self._goals:
+            goal.look_at(rows)
+        self._reached = self._means(np.concatenate([observed, pending]))
 
     def ranked(self, generator: np.random.Generator) -> list[Point]:
         """Return the free candidates, the most promising first."""
-        mixtures = self._means.shape[1]
-        means = self._means[:, generator.integers(mixtures) if mixtures > 1 else 0]
-        bounds = means - generator.exponential(KAPPA) * np.sqrt(self._variances)
+        means = np.stack([goal.means for goal in self._goals], 1)
+        deviations = np.sqrt(np.stack([goal.variances for goal in self._goals], 1))
+        if len(self._goals) == 1:
+            ratings = (means - generator.exponential(KAPPA) * deviations)[:, 0]
+        else:
+            ratings = -self._improvements(means, deviations, generator)
         focused, choice = generator.random() < FOCUSED, generator.choice(self._choices) if len(self._choices) else None
         of_choice = self._rows[:, choice] > 0 if focused and choice is not None else self._free
-        order = np.lexsort((bounds, ~of_choice))  # those of the choice first
+        order = np.lexsort((ratings, ~of_choice))  # those of the choice first
         return [self._points[index] for index in order if self._free[index]]
+
+    def _improvements(self, means: Matrix, deviations: Matrix, generator: np.random.Generator) -> Matrix:
+        """Return the expected gain of hypervolume, by random directions."""
+        directions, power = _directions(means.shape[1], DRAWS, generator), means.shape[1]
+        gains = np.zeros(len(means))
+        for direction, draw in zip(directions, generator.normal(size=directions.shape)):
+            best = float(self._along(self._reached, direction).max(initial=0.0))
+            gains += np.maximum(self._along(means + deviations * draw, direction), best) ** power - best**power
+        return gains + 1e-9 * self._along(means - deviations, directions.mean(0))
+
+    def _along(self, values: Matrix, direction: Matrix) -> Matrix:
+        """Return how far values lie before the ends in a direction."""
+        return np.asarray(((self._ends - values) / direction).min(1))
 
     def expect(self, point: Point) -> None:
         """Note that a candidate is being trained."""
@@ -240,19 +280,16 @@ class Outlook:
         if index is None:
             return
         self._free[index] = False
-        shared = self._kernel.between(self._rows, self._rows[index : index + 1])[:, 0]
-        residual = shared - self._seen.T @ self._seen[:, index]
-        row = residual / math.sqrt(float(self._variances[index]) + self._kernel.noise)
-        self._seen = np.concatenate([self._seen, row[None]])
-        self._variances = np.maximum(self._variances - row * row, 1e-12)
+        for goal in self._goals:
+            goal.expect(index)
+        self._reached = np.concatenate([self._reached, [[goal.means[index] for goal in self._goals]]])
 
-    def _mean(self, rows: Matrix) -> Matrix:
-        observed_rows = self._known[: len(self._explained)]
-        return np.asarray(self._kernel.between(rows * self._kernel.scales, observed_rows) @ self._explained)
+    def _means(self, rows: Matrix) -> Matrix:
+        return np.stack([goal.mean(rows) for goal in self._goals], 1)
 
-    def _leaders(self, rows: Matrix) -> list[int]:
-        """Return the rows with the lowest means, overall and per choice."""
-        orders = np.argsort(self._mean(rows), axis=0, kind="stable")
+    def _leaders(self, rows: Matrix, means: Matrix) -> list[int]:
+        """Return the rows with the best means, overall and per choice."""
+        orders = np.argsort([-self._along(means, one) for one in self._directions], axis=1, kind="stable").T
         each = -(-PARENTS // orders.shape[1])
         best = [*orders[:each].flatten().tolist()]
         of_choices = (orders[rows[orders[:, 0], column] > 0, 0][:1] for column in self._choices)
@@ -263,15 +300,18 @@ class Outlook:
         drawn = [random_point(self._space, generator) for _ in range(CANDIDATES)]
         drawn += self._changed(parents, CANDIDATES, (-2.0, -0.5), generator)
         rows = self._coordinates.of(drawn)
-        order = np.argsort(self._mean(rows).min(1), kind="stable")
+        means = self._means(rows)
+        order = np.argsort(-np.max([self._along(means, one) for one in self._directions], axis=0), kind="stable")
         others = generator.permutation(len(drawn))[: CANDIDATES // 2]
         selection = list(dict.fromkeys([*order[:CANDIDATES].tolist(), *others.tolist()]))
-        near, near_rows = list[Point](), self._coordinates.of([])
         for _ in range(ASCENTS):
-            leaders, reached = self._leaders(np.concatenate([rows, near_rows])), drawn + near
-            near += self._changed([reached[index] for index in leaders], CANDIDATES, (-2.3, -0.8), generator)
+            leaders = self._leaders(rows, means)
+            near = self._changed([drawn[index] for index in leaders], CANDIDATES, (-2.3, -0.8), generator)
             near_rows = self._coordinates.of(near)
-        return [drawn[i] for i in selection] + near, np.concatenate([rows[selection], near_rows])
+            selection += range(len(drawn), len(drawn) + CANDIDATES)
+            drawn, rows = drawn + near, np.concatenate([rows, near_rows])
+            means = np.concatenate([means, self._means(near_rows)])
+        return [drawn[index] for index in selection], rows[selection]
 
     def _changed(
         self, parents: Sequence[Point], count: int, exponents: tuple[float, float], generator: np.random.Generator
@@ -298,6 +338,15 @@ class Outlook:
             return self._space.point(value_of)
 
         return [changed(row) for row in range(count)]
+
+
+def _directions(goals: int, count: int, generator: np.random.Generator) -> Matrix:
+    """Return directions in which several objectives gain; the first has equal parts."""
+    if goals == 1:
+        return np.ones((1, 1))
+    parts = np.abs(generator.normal(size=(count, goals)))
+    parts[0] = 1.0
+    return np.asarray(parts / np.linalg.norm(parts, axis=1, keepdims=True))
 
 
 class GaussianProcess(Sampler):

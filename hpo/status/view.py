@@ -211,7 +211,12 @@ def status_rows(status: CampaignStatus) -> dict[str, list[str]]:
             else "no result yet"
         ],
         "front": [
-            f"{', '.join(status.objectives)}: {len(status.front)} trial(s)",
+            f"{', '.join(status.objectives)}: "
+            + (
+                f"{len(status.front)} trial(s)"
+                if status.front or not status.trials["finished"]
+                else "no finished trial meets all bounds; the best is nearest"
+            ),
             *(f"trial {one.trial}: {_numbers(one)} ({values_line(one.values)})" for one in status.front[:FRONT]),
             *([f"and {len(status.front) - FRONT} more (hydragnn report)"] if len(status.front) > FRONT else []),
         ]

@@ -383,8 +383,8 @@ def _keys_at(cls: Any, location: tuple[int | str, ...], value: Any) -> list[str]
             if isinstance(part, str) and part in getattr(candidate, "model_fields", {}):
                 classes = settings_in(candidate.model_fields[part].annotation)
                 following += [settings.class_for(value) for settings in classes]
-            elif _tag(candidate) == part:
-                following.append(candidate)  # pydantic inserts the tag of a discriminated union into the location
+            elif isinstance(part, str) and _tag(candidate) in (part, None):
+                following.append(candidate)  # pydantic inserts tags and classes of a union into the location
             elif isinstance(part, int):
                 following.append(candidate.class_for(value) if hasattr(candidate, "class_for") else candidate)
         candidates = following

@@ -15,13 +15,14 @@ from hydragnn.hpo import campaign_history, finished_runs
 from hydragnn.hpo.fronts import distances, front_numbers, front_of, hypervolume, knee, ranked, violation
 from hydragnn.hpo.launching.launcher import Exit, Task
 from hydragnn.hpo.launching.verdict import verdict
-from hydragnn.hpo.sampling.gaussian import mixed_scores
+from hydragnn.hpo.sampling.gaussian import goal_scores
 from hydragnn.hpo.sampling.sampler import History, foreseen, proposals, sampler_class
 from hydragnn.hpo.sampling.tpe import ParzenEstimators
 from hydragnn.hpo.scheduling.events import Opened, Plan, Proposed, Reached, Start
 from hydragnn.hpo.scheduling.scheduler import State, Trial
 from hydragnn.hpo.space.points import Point, is_point, point_key, space_of
 from hydragnn.hpo.status.facts import campaign_status
+from hydragnn.hpo.status.view import status_rows
 from hydragnn.record import Failure, RunRecord, write_record
 from hydragnn.scripts.ensembles import members_of
 from hydragnn.scripts.report.facts import Campaign
@@ -144,8 +145,9 @@ def test_trials_of_equal_results_have_equal_scores() -> None:
     trials = [trial(0, (1.0, 2.0)), trial(1, (1.0, 2.0)), trial(2, (9.0, 9.0)), trial(3, None, **DIVERGED)]
     trials.append(trial(4, None, **DIVERGED))
     for bounds in ((None, None), (None, 1.0)):
-        for scores in mixed_scores(trials, bounds, np.random.default_rng(0)).T:
-            assert scores[0] == scores[1] < scores[2] < scores[3] == scores[4]
+        scores, ends = goal_scores(trials, bounds)
+        for column, end in zip(scores.T, ends):
+            assert column[0] == column[1] < column[2] <= column[3] == column[4] >= end
 
 
 def test_what_failed_after_a_rung_attracts_no_estimators(settings: Any) -> None:
@@ -287,7 +289,10 @@ def chosen(campaign: Path, top_k: int | None, at_most: Any = None, from_front: b
     ("arguments", "words"),
     [
         ({"at_most": {"cost/price": 1.0}}, "has no such objective; .*cost/parameters"),
-        ({"at_most": {"cost/parameters": 1.0}}, r"has 0 finished trials with cost/parameters = 1"),
+        (
+            {"at_most": {"cost/parameters": 1.0}},
+            r"has 0 finished trials with cost/parameters up to 1 \(the least is \d",
+        ),
         ({"top_k": 99}, "fewer than 99"),
         ({"at_most": {"cost/parameters": 1.0}, "from_front": False}, "add --from-front"),
         ({"train": True}, "--from-front takes finished trials as they are"),
@@ -308,6 +313,21 @@ def test_a_bound_that_is_no_number_is_refused_by_its_name(settings: Any, bound: 
         settings(objective=["valid/loss", {"of": "cost/parameters", "at_most": bound}])
 
 
+@pytest.mark.parametrize(
+    ("objective", "words"),
+    [
+        (
+            ["valid/loss", {"of": "cost/parameters", "at_mst": 1.0}],
+            "unknown key objective.1.at_mst; did you mean at_most",
+        ),
+        ({"of": "cost/parameters", "at_most": 1.0}, "a bound is for one of several objectives"),
+    ],
+)
+def test_a_bound_that_cannot_count_is_refused(settings: Any, objective: Any, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        settings(objective=objective)
+
+
 def test_one_objective_has_no_front(search: Search, tmp_path: Path) -> None:
     assert search("c", trials=2).front == ()
     with pytest.raises(InputError, match="has one objective"):
@@ -319,6 +339,9 @@ def test_a_bound_that_nothing_meets_ends_with_the_nearest(search: Search, tmp_pa
     assert result.status == "finished" and result.front == ()
     least = min(trial.objectives[1] for trial in campaign_history(tmp_path / "c").trials)
     assert result.best is not None and result.best.others == (least,)
+    assert status_rows(result)["front"] == [
+        "valid/loss, cost/parameters: no finished trial meets all bounds; the best is nearest"
+    ]
 
 
 def test_a_constant_objective_changes_nothing(search: Search, tmp_path: Path) -> None:

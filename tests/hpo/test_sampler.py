@@ -341,22 +341,22 @@ def test_places_in_the_cube_follow_the_scale_and_inactive_parameters_do_not_tell
 def test_mean_and_deviation_are_those_of_scikit_learn_also_after_requests_of_the_same_answer() -> None:
     trials = cube_trials(CUBE, 40, open_ones=5)
     outlook = Outlook(CUBE, trials, np.random.default_rng(0))
-    kernel, rows = outlook._kernel, outlook._rows
+    goal, rows = outlook._goals[0], outlook._rows
     expected = [outlook.ranked(np.random.default_rng(n))[0] for n in range(3)]
     for point in expected:
         outlook.expect(point)
     coordinates = Coordinates(CUBE)
 
     def regressor(points: list[Point], scores: np.ndarray) -> GaussianProcessRegressor:
-        covariance = ConstantKernel(kernel.variance) * Matern(nu=2.5)
-        regression = GaussianProcessRegressor(covariance, alpha=kernel.noise, optimizer=None)
-        return regression.fit(coordinates.of(points) * kernel.scales, scores)
+        covariance = ConstantKernel(goal.kernel.variance) * Matern(nu=2.5, length_scale=1 / goal.kernel.scales)
+        regression = GaussianProcessRegressor(covariance, alpha=goal.kernel.noise, optimizer=None)
+        return regression.fit(coordinates.of(points), scores)
 
     done, everyone = [t.values for t in trials[:40]], [t.values for t in trials] + expected
     means = regressor(done, normal_scores(trials[:40])).predict(rows)
     _, deviations = regressor(everyone, np.zeros(len(everyone))).predict(rows, return_std=True)
-    assert outlook._means[:, 0] == pytest.approx(means, abs=1e-8)
-    assert np.sqrt(outlook._variances) == pytest.approx(deviations, abs=1e-6)
+    assert goal.means == pytest.approx(means, abs=1e-8)
+    assert np.sqrt(goal.variances) == pytest.approx(deviations, abs=1e-6)
 
 
 def test_lengths_are_short_where_something_changes() -> None:
