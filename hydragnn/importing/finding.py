@@ -14,7 +14,7 @@ from hydragnn.base.errors import InputError
 from hydragnn.base.files import read_json
 
 EPOCH = re.compile(r"^(.*)_epoch_(\d+)$")
-WEIGHTS = re.compile(r".*\.pk|(zero_pp_rank_0_)?mp_rank_\d+_model_states\.pt")
+WEIGHTS = re.compile(r"[^/]*\.pk|(zero_pp_rank_0_)?mp_rank_\d+_model_states\.pt")
 """Names of checkpoints; the second are DeepSpeed's."""
 DEEPEST, MOST = 5, 100_000
 """Folders below each other, and entries, that are looked at."""

@@ -163,7 +163,7 @@ def test_long_structures_end_no_process(cell: list[float], periodic: list[bool],
         ([[0, 0, 0], [1e300, 1e300, 1e300]], np.eye(3) * 5, "node 1 lies 2e[+]299 cutoffs"),
         ([[0, 0, 0]], np.array([[3, 0, 0], [3, 1e-4, 0], [0, 0, 3]]), "the cell is so flat"),
     ],
-    ids=["far", "farther", "flat"],
+    ids=["far", "no number", "farther", "flat"],
 )
 def test_what_has_no_answer_or_no_end_is_refused(places: list[list[float]], cell: ndarray, sentence: str) -> None:
     with pytest.raises(InputError, match=f"this: {sentence}"):
