@@ -29,7 +29,7 @@ TOGETHER, EDGES_TOGETHER = 256, 2**16
 
 def store_writer(settings: BuildSettings, out: Path, fields: list[Field], dim: int, **part: int) -> StoreWriter:
     """Return the writer of a source's store, or of a part."""
-    return StoreWriter(out, fields, dim=dim, attributes=_attributes(settings), texts=settings.texts, **part)
+    return StoreWriter(out, fields, dim=dim, attributes=attributes_of(settings), texts=settings.texts, **part)
 
 
 @contextmanager
@@ -177,7 +177,8 @@ def fields_of(settings: BuildSettings, first: GraphBatch) -> list[Field]:
     return list({**first.fields, **{n: f for n, f in declared.items() if n not in first.fields}}.values())
 
 
-def _attributes(settings: BuildSettings) -> dict[str, Any]:
+def attributes_of(settings: BuildSettings) -> dict[str, Any]:
+    """Return the attributes of the store that settings make."""
     attributes: dict[str, Any] = {**settings.notes(), "source": settings.kind}
     attributes["files"] = [Path(file).name for file in settings.files]
     for key in ("cutoff", "max_neighbours", CLOSE_NUCLEI):

@@ -281,6 +281,13 @@ class Ensemble(Shown):
             said = [f"changed by {one}" if one else "not changed by a transform" for one in (now, training)]
             raise InputError(f"{what} are {said[0]}, and graphs of training are {said[1]}; build them in the same way")
 
+    def check_rule(self, attributes: Mapping[str, Any], what: str) -> None:
+        """Raise InputError where graphs are built otherwise than in training."""
+        self.check_transform(transform_of(attributes), what)
+        check_lengths(self.training_attributes, attributes)
+        settings = (member.model.description.model for member in self.members)
+        check_edges(settings, self.training_attributes, attributes)
+
     def needed(self, store: GraphStore) -> list[str]:
         """Return the fields to read from a store.
 
@@ -301,11 +308,7 @@ class Ensemble(Shown):
                 raise InputError(
                     f"the store means something else by {field.name}: {actual}; the ensemble reads {field}"
                 )
-        self.check_transform(transform_of(store.attributes), "graphs of the store")
-        check_lengths(self.training_attributes, store.attributes)
-        check_edges(
-            (member.model.description.model for member in self.members), self.training_attributes, store.attributes
-        )
+        self.check_rule(store.attributes, "graphs of the store")
         return self._read_by_members(available)
 
     def _read_by_members(self, available: Collection[str]) -> list[str]:

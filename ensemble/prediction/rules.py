@@ -15,7 +15,7 @@ from hydragnn.base.limits import check_readable
 from hydragnn.base.places import check_exists, check_file, distinct_names
 from hydragnn.base.settings import read_toml
 from hydragnn.datasets import BuildSettings, Make
-from hydragnn.datasets.build import makers_of
+from hydragnn.datasets.build import attributes_of, makers_of
 from hydragnn.datasets.sources.ase import AseBuild, species_problem
 from hydragnn.datasets.sources.registry import for_prediction, read_build_settings, settings_of_rule
 from hydragnn.datasets.sources.table_files import find_files
@@ -152,11 +152,11 @@ def rule_for(source: Path, ensemble: Ensemble, *, keep: bool = False) -> Rule:
         check_file(source)
     if source.suffix == ".toml":
         settings = read_build_settings(read_toml(source), source)
+        ensemble.check_rule(attributes_of(settings), f"graphs by {source}")
     elif _is_like_training(source, ensemble):
         settings = settings_of_rule(ensemble.training_attributes["build"], source, "the training store")
     else:
         return FromStructures(paths={source: source.name}, structures=ensemble.structures, keep=keep)
-    ensemble.check_transform(settings.transform or "", f"graphs by {source}")
     settings = for_prediction(settings, inputs)
     if keep and isinstance(settings, AseBuild):
         settings = KeepingAse.model_construct(**dict(settings))

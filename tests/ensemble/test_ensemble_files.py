@@ -226,7 +226,10 @@ def test_predictions_on_shorter_edges_are_refused(ensemble: Path, frames: list[A
     refused(r"cutoff = 3, the graphs of training with cutoff = 4\.5", loaded.predict, short)
     source = written(tmp_path / "short.h5", short[:], **short.attributes)
     refused("build it in the same way", predict_to_file, ensemble, source, tmp_path / "out.h5")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["short.h5"]
+    (tmp_path / "in.xyz").touch()
+    (tmp_path / "b.toml").write_text('kind = "ase"\nfiles = ["in.xyz"]\ncutoff = 3.0\n')
+    refused("build it in the same way", predict_to_file, ensemble, tmp_path / "b.toml", tmp_path / "out.h5")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["b.toml", "in.xyz", "short.h5"]
     few = [MemoryStore([from_ase(one, cutoff) for one in frames[:3]], {"cutoff": cutoff}) for cutoff in (6.0, CUTOFF)]
     said = [loaded.predict(one)["energy"].mean for one in few]
     np.testing.assert_allclose(*said, rtol=1e-5)
