@@ -92,7 +92,7 @@ class Domain:
     expected_alarms: float | None = None
     """Share of graphs like held-out ones that is flagged; None in one that was read."""
 
-    version: ClassVar[int] = 3
+    version: ClassVar[int] = 4
     """Version 1 had a threshold per channel in place of scores of held-out graphs; both had more detectors."""
 
     @cached_property
@@ -239,7 +239,7 @@ def domain_from_json(value: Mapping[str, Any], folder: Path, fields: Mapping[str
             raise ValueError(f"the length {scale} is none")
         return Domain(detectors=detectors, rarity=rarity, of_nodes=of_nodes, scale=scale)
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
-        raise InputError(f"the training domain is damaged or older ({error}); build the ensemble anew") from error
+        raise InputError(f"the training domain is damaged ({error}); build the ensemble anew") from error
 
 
 def _rarity(value: Mapping[str, Any], own: Mapping[str, Array]) -> Rarity:
