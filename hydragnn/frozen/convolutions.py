@@ -5,29 +5,8 @@ from torch import Tensor, nn
 
 from hydragnn.frozen.graph import FrozenGraph
 from hydragnn.frozen.model import AGGREGATORS, GAT_HEADS, SCALERS, FrozenModel
-from hydragnn.frozen.settings import FLAT, FrozenSettings
+from hydragnn.frozen.settings import FLAT
 from hydragnn.graphs.pyg import torch_geometric
-
-
-def convolution(settings: FrozenSettings, in_dim: int, out_dim: int, edge_dim: int, last: bool) -> nn.Module:
-    """Return a layer of torch_geometric, whose import takes seconds."""
-    library = torch_geometric("nn")
-    match settings.kind:
-        case "GIN":  # with ReLU, whatever the activation of the model is
-            network = nn.Sequential(nn.Linear(in_dim, out_dim), nn.ReLU(), nn.Linear(out_dim, out_dim))
-            return library.GINConv(network, eps=100.0, train_eps=True)
-        case "SAGE":
-            return library.SAGEConv(in_dim, out_dim)
-        case "MFC":
-            return library.MFConv(in_dim, out_dim, max_degree=settings.required("max_neighbours"))
-        case "PNA":
-            deg = torch.tensor(settings.required("pna_deg"), device="cpu")
-            return library.PNAConv(in_dim, out_dim, AGGREGATORS, SCALERS, deg, edge_dim or None)
-        case "GAT":  # heads lie side by side; the last layer averages them
-            sizes = {"heads": GAT_HEADS, "negative_slope": 0.05, "edge_dim": edge_dim or None}
-            return library.GATv2Conv(in_dim, out_dim, concat=not last, **sizes)
-        case _:
-            return library.CGConv(in_dim, dim=edge_dim, aggr="add")
 
 
 class _Convolution(nn.Module):
@@ -50,9 +29,24 @@ class Convolutional(FrozenModel):
     normed = True
 
     def _layer(self, in_dim: int, out_dim: int, *, number: int, last: bool, edge_dim: int) -> nn.Module:
-        kind = self.settings.kind
-        one = convolution(self.settings, in_dim, out_dim, edge_dim, last)
-        layer = _Convolution(one, edge_dim > 0 and kind not in FLAT)
-        if kind == "GAT" and self.settings.global_attn_engine and not last:
+        settings, library = self.settings, torch_geometric("nn")
+        match settings.kind:
+            case "GIN":  # with ReLU, whatever the activation of the model is
+                network = nn.Sequential(nn.Linear(in_dim, out_dim), nn.ReLU(), nn.Linear(out_dim, out_dim))
+                one = library.GINConv(network, eps=100.0, train_eps=True)
+            case "SAGE":
+                one = library.SAGEConv(in_dim, out_dim)
+            case "MFC":
+                one = library.MFConv(in_dim, out_dim, max_degree=settings.required("max_neighbours"))
+            case "PNA":
+                deg = torch.tensor(settings.required("pna_deg"), device="cpu")
+                one = library.PNAConv(in_dim, out_dim, AGGREGATORS, SCALERS, deg, edge_dim or None)
+            case "GAT":  # heads lie side by side; the last layer averages them
+                sizes = {"heads": GAT_HEADS, "negative_slope": 0.05, "edge_dim": edge_dim or None}
+                one = library.GATv2Conv(in_dim, out_dim, concat=not last, **sizes)
+            case _:
+                one = library.CGConv(in_dim, dim=edge_dim, aggr="add")
+        layer = _Convolution(one, edge_dim > 0 and settings.kind not in FLAT)
+        if settings.kind == "GAT" and settings.global_attn_engine and not last:
             layer.module_1 = nn.Linear(out_dim * GAT_HEADS, out_dim)
         return layer

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from hydragnn.datasets import GraphStore, normalise, open_store
 from hydragnn.datasets.copies import copy_labels
+from hydragnn.datasets.formats.public_columns import LABELS
 from hydragnn.frozen import FrozenModel
 from hydragnn.frozen.irreps import IrrepsLinear
 from hydragnn.frozen.kinds import EMBEDDING
@@ -33,7 +34,6 @@ DRAWS = 2**23
 """Most numbers of a seed among which weights are looked for."""
 COMPARED = re.compile(rf"heads_NN|{EMBEDDING.pattern}|{LATE.pattern}")
 """Names of parameters that are compared with draws."""
-LABELS = ("trainset", "valset", "testset")
 CLOSE = 1e-6
 """Part of a range."""
 
