@@ -4,7 +4,6 @@ import math
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -19,10 +18,9 @@ from hydragnn.base.places import text_of
 from hydragnn.base.shown import Shown
 from hydragnn.datasets.arrays import mask_name
 from hydragnn.datasets.disk import DiskStore, OpenParts, PartFile, open_store
-from hydragnn.datasets.fingerprint import fingerprint_of, graph_digests
+from hydragnn.datasets.fingerprint import fingerprint_of
 from hydragnn.datasets.fit import precision_notes
-from hydragnn.datasets.gather import gather
-from hydragnn.datasets.manifest import StoreManifest, checksum, cutoff_of, part_files, read_manifest
+from hydragnn.datasets.manifest import checksum, cutoff_of, part_files, read_manifest
 from hydragnn.datasets.packing import Budget, pack
 from hydragnn.datasets.part_texts import texts_path
 from hydragnn.datasets.sources.base import BuildSettings
@@ -34,7 +32,7 @@ from hydragnn.graphs.batch import GraphBatch, graph_label, volumes
 from hydragnn.graphs.defects import Defects, graph_defects, joined_defects
 from hydragnn.graphs.field import Field, is_labelled
 from hydragnn.graphs.problems import graph_problems, nearest_nuclei
-from hydragnn.graphs.texts import NAME, Texts
+from hydragnn.graphs.texts import NAME
 from hydragnn.graphs.units import angstrom_of
 from hydragnn.graphs.validate import check_structure
 
@@ -211,11 +209,7 @@ def convert_store(source: Path | str | Sequence[Path | str], target: Path | str)
     with StoreWriter(target, store.fields(), dim=store.dim, attributes=store.attributes) as writer:
         for start in range(0, len(store), BLOCK):
             numbers = np.arange(start, min(start + BLOCK, len(store)))
-            changed = np.zeros(0, dtype=np.bool_)
-            if isinstance(store, DiskStore):
-                batch, changed = store.read_checked(numbers)
-            else:
-                batch = store.read(numbers)
+            batch, changed = read_checked(store, numbers)
             writer.write(batch)
             if changed.any():
                 raise InputError(f"{text_of(store.paths)}: {changed_sentence(start + int(changed.argmax()))}")
@@ -247,33 +241,37 @@ def examine_store(path: Path | str) -> StoreCheck:
     """
     path = Path(path)
     manifest = read_manifest(path)
+    parts = [PartFile(path, info, manifest, OpenParts()) for info in manifest.parts]
+    if broken := [problem for part in parts for problem in _broken_files(part)]:
+        return StoreCheck(problems=broken, notes=[], nearest=[])
+    store = DiskStore(path)
+    cutoff, angstrom = cutoff_of(manifest.attributes), angstrom_of(manifest.attributes, manifest.fields)
     problems: list[str] = []
-    digests = []
     defects: list[tuple[Defects, int]] = []
     nearest: dict[str, tuple[float, int]] = {}
-    first, whole = 0, True
-    opened = OpenParts()
-    for info in manifest.parts:
-        part = PartFile(path, info, manifest, opened)
-        broken = list(_broken_files(part))
-        problems += broken
-        whole &= not broken
-        if not broken:
-            digest, wrong, odd = _check_content(part, manifest, first, nearest)
-            digests.append(digest)
-            defects += odd
-            problems += wrong
-        first += info.graphs
-    if not problems and fingerprint_of(manifest.dim, manifest.fields, np.concatenate(digests)) != manifest.fingerprint:
+    for start in range(0, len(store), BLOCK):
+        numbers = np.arange(start, min(start + BLOCK, len(store)))
+        where = f"{path}, graphs {start} to {numbers[-1]}"
+        try:
+            batch, changed = store.read_checked(numbers)
+            if changed.any():
+                problems.append(f"{where}: {changed_sentence(start + int(changed.argmax()))}")
+            check_structure(batch)
+            wrong = graph_problems(batch, numbers, cutoff=cutoff, angstrom=angstrom)
+            problems += [f"{path}, {problem}" for problem in list(wrong.values())[:LISTED]]
+            if len(wrong) > LISTED:
+                problems.append(f"{where}: {len(wrong) - LISTED} more are not valid")
+            if not wrong:
+                for pair, (length, graph) in nearest_nuclei(batch, cutoff).items():
+                    nearest[pair] = min(nearest.get(pair, (math.inf, 0)), (length, start + graph))
+                defects.append((graph_defects(batch), start))
+        except InputError as error:
+            problems.append(f"{where}: {error}")
+    if not problems and fingerprint_of(manifest.dim, manifest.fields, store.digests()) != manifest.fingerprint:
         problems.append(f"{path}: the fingerprint of the graphs is not the one in the manifest; write the store again")
-    notes: list[str] = []
-    if whole:
-        store = DiskStore(path)
-        notes += _notes(store, joined_defects(defects))
-    if whole and not problems:
-        notes += precision_notes(store)
+    notes = [*_notes(store, joined_defects(defects)), *(() if problems else precision_notes(store))]
     pairs = sorted(nearest.items(), key=lambda item: item[1])
-    shown = [f"{pair} {length:.4g} in {stored_label(store, graph)}" for pair, (length, graph) in pairs] if whole else []
+    shown = [f"{pair} {length:.4g} in {stored_label(store, graph)}" for pair, (length, graph) in pairs]
     return StoreCheck(problems=problems, notes=notes, nearest=shown)
 
 
@@ -345,38 +343,3 @@ def _broken_files(part: PartFile) -> Iterator[str]:
             part.texts.read(NAME, np.cumsum([0, *(graphs for graphs, _, _ in part.info.blocks)])[:-1])
         except InputError as error:
             yield str(error)
-
-
-def _check_content(
-    part: PartFile, manifest: StoreManifest, first: int, nearest: dict[str, tuple[float, int]]
-) -> tuple[NDArray[Any], list[str], list[tuple[Defects, int]]]:
-    """Return digests, faults and oddities of a part's graphs; add nearest nuclei."""
-    cutoff, angstrom = cutoff_of(manifest.attributes), angstrom_of(manifest.attributes, manifest.fields)
-    defects: list[tuple[Defects, int]] = []
-    collected, problems = [np.zeros((0, 16), dtype=np.uint8)], []
-    names = Texts.unread(partial(part.texts.read, NAME), part.info.graphs) if part.texts is not None else None
-    for start in range(0, part.info.graphs, BLOCK):
-        stop = min(start + BLOCK, part.info.graphs)
-        where = f"{part.path}, graphs {first + start} to {first + stop - 1}"
-        try:
-            flat = part.read(np.arange(start, stop), manifest.fields)
-            digests = graph_digests(flat)
-            collected.append(digests)
-            different = np.flatnonzero((digests != part.rows("digests", start, stop)).any(axis=1))
-            if len(different):
-                problems.append(f"{where}: {changed_sentence(first + start + int(different[0]))}")
-            batch = gather(flat, np.arange(stop - start))
-            if names is not None:
-                batch = batch.with_texts({NAME: names.select(slice(start, stop))})
-            check_structure(batch)
-            wrong = graph_problems(batch, range(first + start, first + stop), cutoff=cutoff, angstrom=angstrom)
-            problems += [f"{part.path}, {problem}" for problem in list(wrong.values())[:LISTED]]
-            if len(wrong) > LISTED:
-                problems.append(f"{where}: {len(wrong) - LISTED} more are not valid")
-            if not wrong:
-                for pair, (length, graph) in nearest_nuclei(batch, cutoff).items():
-                    nearest[pair] = min(nearest.get(pair, (math.inf, 0)), (length, first + start + graph))
-                defects.append((graph_defects(batch), first + start))
-        except InputError as error:
-            problems.append(f"{where}: {error}")
-    return np.concatenate(collected), problems, defects

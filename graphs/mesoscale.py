@@ -1,7 +1,6 @@
 """Microstructures: nodes are grains or cells, edges their shared faces."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
@@ -68,16 +67,15 @@ def from_voronoi(
     flags = _axes(periodic, points.shape[1], name)
     points = np.where(flags, points % lengths, points)
     points = np.where(flags & (points >= lengths), 0.0, points)
-    cells = _voronoi_cells(points, lengths, flags, name)
+    ends, images, cells, faces = _voronoi_cells(points, lengths, flags, name)
     return graph_from_arrays(
         points,
-        cells.senders,
-        cells.receivers,
+        *ends,
         fields=[*mesoscale_fields(len(lengths)), *fields],
-        nodes={"volume": cells.volumes, "boundary_area": cells.walls, **(nodes or {})},
-        edges={"area": cells.areas, "normal": cells.normals},
+        nodes={**cells, **(nodes or {})},
+        edges=faces,
         graphs=graphs,
-        edge_shifts=cells.images * lengths,
+        edge_shifts=images * lengths,
         cell=np.diag(lengths),
         periodic=flags,
         optional=optional,
@@ -219,18 +217,8 @@ def _shared_faces(
     return keys[:, 0], keys[:, 1], keys[:, 2:], areas, total
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class _Cells:
-    """Faces between cells, in both directions, and faces at walls."""
-
-    senders: Int[ndarray, " faces"]
-    receivers: Int[ndarray, " faces"]
-    images: Int[ndarray, "faces dim"]  # box lengths added to the sender's seed
-    areas: Float[ndarray, " faces"]  # lengths in two dimensions
-    normals: Float[ndarray, "faces dim"]  # unit vectors out of the receiver
-    volumes: Float[ndarray, " cells"]  # areas in two dimensions
-    walls: Float[ndarray, "cells sides"]  # area on the low and high side of each axis
-    reach: float  # distance of the farthest corner from its seed
+_Cells = tuple[ndarray, ndarray, dict[str, ndarray], dict[str, ndarray]]
+"""Senders and receivers of faces, images of senders, fields of cells and of faces."""
 
 
 def _voronoi_cells(
@@ -244,10 +232,9 @@ def _voronoi_cells(
     _check_seeds(seeds, box, periodic, name)
     margin = 3.0 * float((box.prod() / len(seeds)) ** (1 / len(box)))
     while True:
-        points, owner, image, wall = _ghosts(seeds, box, periodic, margin)
         complete = margin > 2 * float(box.max())
-        cells = _faces(points, owner, image, wall, seeds, box)
-        if cells is not None and (complete or 2 * cells.reach <= margin):
+        cells, reach = _faces(*_ghosts(seeds, box, periodic, margin), len(seeds), box)
+        if cells is not None and (complete or 2 * reach <= margin):
             return cells
         if complete:
             raise InputError(f"{name}: the Voronoi cells of the seeds do not close; check seeds and box")
@@ -265,7 +252,7 @@ def _check_seeds(seeds: ndarray, box: ndarray, periodic: ndarray, name: str) -> 
                 f"{name}: seed {int(close.argmax())} lies on or outside the wall of axis {axis} at "
                 f"{seeds[close.argmax(), axis]:g}; move it inside 0 to {box[axis]:g}, or make the axis periodic"
             )
-    tree = cKDTree(np.where(periodic, seeds % box, seeds), boxsize=np.where(periodic, box, 0.0))
+    tree = cKDTree(seeds, boxsize=np.where(periodic, box, 0.0))  # they are inside along periodic axes
     pairs = tree.query_pairs(1e-9 * scale, output_type="ndarray")
     if len(pairs):
         raise InputError(f"{name}: seeds {pairs[0][0]} and {pairs[0][1]} coincide; remove one")
@@ -297,27 +284,24 @@ def _ghosts(
 
 
 def _faces(
-    points: ndarray, owner: ndarray, image: ndarray, wall: ndarray, seeds: ndarray, box: ndarray
-) -> _Cells | None:
-    """Return the faces; None where a cell is open."""
+    points: ndarray, owner: ndarray, image: ndarray, wall: ndarray, count: int, box: ndarray
+) -> tuple[_Cells | None, float]:
+    """Return the faces, None for an open cell, and the farthest corner."""
     from scipy.spatial import QhullError, Voronoi
 
-    count, dim = seeds.shape
+    dim = len(box)
     try:
         diagram = Voronoi(points)
     except QhullError:
-        return None
+        return None, 0.0
     pairs = np.asarray(diagram.ridge_points, dtype=np.int64)
     touching = np.flatnonzero((pairs < count).any(axis=1))
     corners = [diagram.ridge_vertices[ridge] for ridge in touching]
     if any(-1 in corner for corner in corners):
-        return None
-    pairs = pairs[touching]
-    lengths = np.array([len(corner) for corner in corners])
-    flat = diagram.vertices[np.concatenate([np.asarray(corner) for corner in corners])]
-    face = np.repeat(np.arange(len(corners)), lengths)
+        return None, 0.0
+    pairs, face = pairs[touching], np.repeat(np.arange(len(corners)), [*map(len, corners)])
+    flat = diagram.vertices[np.concatenate(corners)]
     areas = np.linalg.norm(flat[1::2] - flat[0::2], axis=1) if dim == 2 else _polygon_areas(flat, face)
-    inside = np.where(pairs[:, 0] < count, pairs[:, 0], pairs[:, 1])
     ends, area = np.concatenate([pairs, pairs[:, ::-1]]), np.concatenate([areas, areas])
     real = ends[:, 0] < count
     (receivers, others), area = ends[real].T, area[real]
@@ -328,16 +312,11 @@ def _faces(
     at_wall = (wall[others] >= 0) & (owner[others] == receivers)
     np.add.at(walls, (receivers[at_wall], wall[others][at_wall]), area[at_wall])
     shared = (wall[others] < 0) & (area > _SMALLEST * float(box.max()) ** (dim - 1))
-    return _Cells(
-        senders=owner[others][shared],
-        receivers=receivers[shared],
-        images=image[others][shared],
-        areas=area[shared],
-        normals=across[shared] / distance[shared, None],
-        volumes=volumes,
-        walls=walls,
-        reach=float(np.linalg.norm(flat - points[inside][face], axis=1).max()),
-    )
+    senders = others[shared]
+    faces = {"area": area[shared], "normal": across[shared] / distance[shared, None]}
+    cells = {"volume": volumes, "boundary_area": walls}
+    reach = float(np.linalg.norm(flat - points[pairs.min(axis=1)][face], axis=1).max())
+    return (np.stack([owner[senders], receivers[shared]]), image[senders], cells, faces), reach
 
 
 def _polygon_areas(corners: ndarray, face: ndarray) -> ndarray:
