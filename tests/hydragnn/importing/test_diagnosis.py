@@ -544,7 +544,7 @@ SIZES: list[tuple[int, str, str, float]] = [
     (1, "GIN_d251_gps", YES, 2.5),
     (1, "GIN_v4_gps", YES, 0.5),
     (1, "EGNN_v5_gps", YES, 0.36),
-    (1, "PNA_gps_multihead_len", YES, 0),
+    (1, "PNA_gps_multihead_len", NO, 0),  # trained with batch_size = 1
     (1, "PAINN_d251_control", NO, 0),
     (2, "SAGE_v5_cond_film", YES, 0),
     (2, "EGNN_cond_film", YES, 0),
