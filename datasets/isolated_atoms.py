@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from hydragnn.base.errors import InputError, nearest
+from hydragnn.base.errors import InputError, as_input_error, nearest
 
 
 def isolated_atoms(path: Path, key: str) -> dict[str, float]:
@@ -20,12 +20,8 @@ def isolated_atoms(path: Path, key: str) -> dict[str, float]:
     if not path.is_file():
         raise InputError(f"{path} does not exist; name a file of isolated atoms or a table of one energy per element")
     energies: dict[str, float] = {}
-    try:
+    with as_input_error(f"{path} cannot be read by ASE", "check the file"):
         structures = list(structures_of(path))
-    except InputError:
-        raise
-    except Exception as error:  # ASE's many readers raise whatever their parsing raises
-        raise InputError(f"{path} cannot be read by ASE ({type(error).__name__}: {error}); check the file") from error
     for number, atoms in enumerate(structures):
         where = f"{path}, structure {number}"
         if len(atoms) != 1:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hydragnn.base.errors import InputError, MissingPackageError, words_of
+from hydragnn.base.errors import InputError, MissingPackageError, as_input_error, words_of
 from hydragnn.graphs.problems import NOISE
 
 Array = NDArray[Any]
@@ -46,10 +46,8 @@ class Variable:
 
     def cells(self, frame: int) -> Array:
         """Return the values ``[cells]`` of a frame; InputError for damage."""
-        try:
+        with as_input_error(f"{self.where}, frame {frame}, is damaged", "copy it again"):
             values = (self.data if self.times is None else self.data[frame]).values.astype(np.float64).ravel()
-        except Exception as error:  # of several readers
-            raise InputError(f"{self.where}, frame {frame}, is damaged ({words_of(error)}); copy it again") from error
         return np.where((values > self.valid[0]) & (values < self.valid[1]), values, np.nan)
 
 

@@ -12,7 +12,7 @@ from ase.io import read
 from pydantic import Field as Setting
 from pydantic import model_validator
 
-from hydragnn.base.errors import InputError, nearest, words_of
+from hydragnn.base.errors import InputError, as_input_error, nearest
 from hydragnn.base.places import check_store, is_public
 from hydragnn.datasets.arrays import Array
 from hydragnn.datasets.formats.public_columns import MINMAX, record_columns
@@ -118,16 +118,13 @@ class HydragnnBuild(BuildSettings):
 
     def _sample(self, path: Path) -> dict[str, Any]:
         """Return a raw file with its edges; InputError where it lacks something."""
-        try:
+        move = "check format, node_features and per_node"
+        with as_input_error(f"{path} lacks a column, a number or a file beside it", move):
             sample = self._lsms_sample(path) if self.format == "lsms" else _ase_sample(path)
             if self.charge_rule:
                 sample["x"][:, 1] -= sample["x"][:, 0]
             for key, columns in self.per_node.items():
                 sample[key][..., columns] /= len(sample["x"])
-        except Exception as error:  # whatever a reader of ASE raises
-            raise InputError(
-                f"{path} lacks a column, a number or a file beside it ({words_of(error)}); check format, node_features and per_node"
-            ) from error
         pos, most = sample["pos"].astype(np.float64), self.max_neighbours
         places = np.eye(3), np.zeros(3, dtype=bool), float(self.cutoff or 0), most
         senders, receivers, _ = neighbour_list(pos, *places, name=path.name)

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from pydantic import Field as Setting
 
-from hydragnn.base.errors import InputError, MissingPackageError, print_note
+from hydragnn.base.errors import InputError, MissingPackageError, as_input_error, print_note
 from hydragnn.datasets.sources.base import BuildSettings, Make
 from hydragnn.datasets.sources.meshio_files import read_abaqus
 from hydragnn.graphs.batch import GraphBatch
@@ -81,13 +81,8 @@ class MicrostructureBuild(BuildSettings):
         for key, suffixes in TAKEN_BY.items():
             if path.suffix.lower() not in suffixes and getattr(self, key) != type(self).model_fields[key].default:
                 raise InputError(f"{path}: {key} is for {', '.join(suffixes)}; leave it out")
-        try:
+        with as_input_error(f"{path} is damaged or incomplete", "export it again"):
             return read(path, self).with_texts(self.texts_of({}, name))
-        except InputError:
-            raise
-        except (SystemExit, Exception) as error:  # numpy, h5py and meshio raise what they raise, or exit
-            reason = " ".join(f"{type(error).__name__}: {error}".split())
-            raise InputError(f"{path} is damaged or incomplete ({reason:.200}); export it again") from error
 
     def of_map(
         self, path: Path, steps: Array, phase: Array, turns: Array, phases: Any, grain: Array = None, cells: int = 1

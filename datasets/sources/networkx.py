@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field as Setting
 
-from hydragnn.base.errors import InputError
+from hydragnn.base.errors import as_input_error
 from hydragnn.datasets.sources.base import ObjectsBuild
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Location
@@ -41,19 +41,13 @@ class NetworkxBuild(ObjectsBuild):
         import networkx
         from networkx.readwrite.graphml import GraphMLReader
 
-        try:
+        with as_input_error(f"{path} is no .graphml, .gml, .json or .jsonl (node-link) of networkx", "check it"):
             if path.suffix == ".graphml":
                 return _of_graphml(GraphMLReader(), path)
             if path.suffix == ".gml":
                 return [networkx.read_gml(path, label=None)]
             tables = read_json(path)
             return [_of_table(table) for table in (tables if isinstance(tables, list) else [tables])]
-        except InputError:
-            raise
-        except Exception as error:  # networkx's readers raise whatever their parsing raises
-            raise InputError(
-                f"{path} is no .graphml, .gml, .json or .jsonl (node-link) of networkx ({type(error).__name__}: {error}); check it"
-            ) from error
 
 
 def _of_graphml(reader: Any, path: Path) -> list[Any]:

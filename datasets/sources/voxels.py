@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from hydragnn.base.errors import InputError
+from hydragnn.base.errors import InputError, as_input_error
 from hydragnn.base.limits import check_claim
 from hydragnn.datasets.sources.base import BuildSettings, Make
 from hydragnn.datasets.sources.meshio_files import read_vti
@@ -120,14 +120,8 @@ def read_image(
         return *read_vti(path, array), ""
     if array is not None:
         raise InputError(f"{path}: array is for .vti; leave it out")
-    try:
+    with as_input_error(f"{path} cannot be read as an image", "give .npy, .tif or .png"):
         image = np.load(path, allow_pickle=False) if path.suffix == ".npy" else _pages(path)
-    except InputError:
-        raise
-    except Exception as error:  # of several readers
-        raise InputError(
-            f"{path} cannot be read as an image ({type(error).__name__}: {error}); give .npy, .tif or .png"
-        ) from error
     if image is None or image.dtype == np.bool_:
         raise InputError(f"{path} holds colours or a mask; give labels: one whole number per voxel, that of its grain")
     return np.asarray(image), *(voxel_sizes(path, np.ndim(image)) if sized else (1.0, ""))

@@ -112,6 +112,22 @@ def words_of(error: BaseException) -> str:
     return " ".join((str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {error}").split())
 
 
+@contextmanager
+def as_input_error(problem: str, move: str) -> Iterator[None]:
+    """Turn what other programs raise in the block into InputError.
+
+    >>> with as_input_error("a.xyz cannot be read", "check it"): int("x")
+    Traceback (most recent call last):
+    hydragnn.base.errors.InputError: a.xyz cannot be read (ValueError: invalid literal for int() with base 10: 'x'); check it
+    """
+    try:
+        yield
+    except InputError:
+        raise
+    except (SystemExit, Exception) as error:  # some readers exit
+        raise InputError(f"{problem} ({words_of(error):.300}); {move}") from error
+
+
 def print_note(sentence: str) -> None:
     """Print a note to stderr."""
     print(f"note: {sentence}", file=sys.stderr, flush=True)
