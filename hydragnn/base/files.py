@@ -393,7 +393,9 @@ def parsed_file(path: Path, parse: Callable[[str], T], language: str, largest: i
                 raise InputError(
                     f"{path} is no regular file, and reading it might not end; copy its content into a file"
                 )
-            content = b"" if status.st_size > largest else file.read(largest + 1)
+            # read(n) takes n bytes of memory at once
+            most = largest + 1 if stat.S_ISFIFO(status.st_mode) else -1
+            content = b"" if status.st_size > largest else file.read(most)
         if max(status.st_size, len(content)) > largest:
             raise ValueError(f"it has more than {largest:,} bytes")
         check_mark(path, content[:8].removeprefix(BOM_UTF8))

@@ -148,7 +148,7 @@ def dynamics_rows(settings: StepSettings) -> Iterator[Row]:
             moving = VelocityVerlet(crystal, timestep=2 * units.fs)
             many = 10 if len(crystal) < 1000 else 3
             figures = measured(partial(moving.run, 1), replace(settings, repeats=many))
-            make = partial(crystal.calc.structures.graph, crystal, "the structure", crystal.calc.moving.neighbours)
+            make = partial(crystal.calc.moving.graph, crystal, "the structure")
             figures["graph ms"] = milliseconds(make, many, settings.device)
             yield {"kind": "painn", "atoms": len(crystal), **figures}
 
