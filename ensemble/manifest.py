@@ -151,28 +151,29 @@ def manifest_from_json(value: Any, folder: Path) -> Manifest:
             if value["version"] == WITH_SIMPLE
             else Baselines(),
         )
-        for name, own in (dict.fromkeys(manifest.simple.fitted, ()) | dict(manifest.weights)).items():
-            if (
-                name not in {one.name for one in targets}
-                or len(own) != manifest.columns_of(name)
-                or not are_shares(own)
-            ):
-                raise ValueError(f"the weights for {name} are no shares of its members")
-        for name, calibration in manifest.calibration.items():
-            if not any(target.name == name and calibration.fits(target.field) for target in targets):
-                raise ValueError(f"the calibration of {name} is for another target")
-            for fold in calibration.folds:
-                if max(fold.members) >= len(manifest.members) or not sum(
-                    manifest.members[position].weight for position in fold.members
-                ):
-                    raise ValueError(f"the calibration of {name} is for other members")
-        if len(manifest.spaces) != len(manifest.members):
-            raise ValueError("the training domain is of other members")
+        _check_parts(manifest)
         return manifest
     except NotAllowed as error:
         raise InputError(f"{source}: {error}") from error
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise InputError(f"{source} is damaged ({error}); copy or build the ensemble again") from error
+
+
+def _check_parts(manifest: Manifest) -> None:
+    """Refuse weights, calibrations or a domain of other members or targets."""
+    fields = {target.name: target.field for target in manifest.targets}
+    for name, own in (dict.fromkeys(manifest.simple.fitted, ()) | dict(manifest.weights)).items():
+        if name not in fields or len(own) != manifest.columns_of(name) or not are_shares(own):
+            raise ValueError(f"the weights for {name} are no shares of its members")
+    for name, calibration in manifest.calibration.items():
+        if name not in fields or not calibration.fits(fields[name]):
+            raise ValueError(f"the calibration of {name} is for another target")
+        for fold in calibration.folds:
+            positions = [position for position in fold.members if position < len(manifest.members)]
+            if len(positions) < len(fold.members) or not sum(manifest.members[one].weight for one in positions):
+                raise ValueError(f"the calibration of {name} is for other members")
+    if len(manifest.spaces) != len(manifest.members):
+        raise ValueError("the training domain is of other members")
 
 
 def calibration_from_json(value: Any) -> AnyCalibration:

@@ -31,7 +31,9 @@ MARKS_OF_ELEMENTS = {
     ),
     "gromacs": (_NEVER, f"{_BY_NAME} a PDB or XYZ file with elements"),
 }
-"""What states elements in files where ASE would guess them by type or name, and the fault of files without it."""
+"""Pattern of what states elements, and the fault of files without it.
+
+For formats where ASE would guess elements by types or names."""
 
 
 def format_of(path: Path, format: str | None = None) -> str:

@@ -1,6 +1,6 @@
 """Readings of sensors at the nodes of a network, as windows of time."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
@@ -133,13 +133,7 @@ class SensorsBuild(TablesBuild):
             if absent := {*names} - {*place}:
                 raise InputError(f"{path} has readings of {min(absent)!r}, no node of {self.sensors}; add it there")
             if long and "unit" not in read and (stated := {str(one) for one in table.pop("unit", ())}):
-                for what in [key for on, key in keys if on == "node" and key in table]:
-                    units[what] = units.get(what, set()) | stated
-                    if len(units[what]) > 1:
-                        raise InputError(
-                            f"{path}: {what} is in {' and '.join(sorted(units[what]))}; bring it to one unit"
-                        )
-                    self.check_units({what: min(stated)}, str(path))
+                self._check_one_unit([key for on, key in keys if on == "node" and key in table], stated, units, path)
             for name, column in table.items():
                 key: Key = ("node", name) if long else ("node", path.stem) if name in place else ("graph", name)
                 if name == TIME or (long and key not in keys):
@@ -180,6 +174,14 @@ class SensorsBuild(TablesBuild):
             count, total = np.bincount(cells, minlength=size), np.bincount(cells, column[some], size)
             values[key] = np.divide(total, count, out=np.full(size, np.nan), where=count > 0).reshape(-1, width)
         return start, step, values
+
+    def _check_one_unit(self, keys: Sequence[str], stated: set[str], units: dict[str, set[str]], path: Path) -> None:
+        """Note the units of a file's readings; InputError for several."""
+        for key in keys:
+            units[key] = units.get(key, set()) | stated
+            if len(units[key]) > 1:
+                raise InputError(f"{path}: {key} is in {' and '.join(sorted(units[key]))}; bring it to one unit")
+            self.check_units({key: min(stated)}, str(path))
 
     def _steps(self, times: Array, files: str) -> tuple[float, float, Array]:
         """Return the first time, the step, and each time in steps."""

@@ -61,7 +61,9 @@ DRAWS = 64
 """Directions, each with an outcome of its own, that a request draws for several objectives."""
 
 REACH = 0.5
-"""How far beyond the front objectives count, as the logarithm of its width; less gives up its ends."""
+"""Distance beyond the front at which objectives still count.
+
+It is a logarithm, in widths of the front; less gives up its ends."""
 
 
 class Coordinates:
