@@ -10,7 +10,7 @@ from hydragnn.graphs.field import ATOMIC_NUMBERS, Field, field_from_json
 from hydragnn.graphs.hetero import relation_field, with_relations
 from hydragnn.graphs.joining import concatenate, unbatch
 from hydragnn.graphs.levels import CLUSTERS, clusters_field, with_clusters, with_contracted_levels
-from hydragnn.graphs.mesoscale import from_labels, grain_numbers, mesoscale_fields
+from hydragnn.graphs.mesoscale import from_labels, from_voronoi, grain_numbers, mesoscale_fields
 from hydragnn.graphs.parts import graphs_of_parts
 from hydragnn.graphs.pyg import from_pyg, to_pyg
 from hydragnn.graphs.texts import Texts

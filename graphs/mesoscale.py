@@ -1,10 +1,11 @@
 """Microstructures: nodes are grains or cells, edges their shared faces."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import product
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from numpy import ndarray
 
 from hydragnn.base.errors import InputError
@@ -14,14 +15,72 @@ from hydragnn.graphs.validate import graph_from_arrays
 
 Axes = bool | Sequence[bool] | ndarray
 
+_SMALLEST = 1e-11  # of the box: corners and edges where cells only touch are not faces
 
-def mesoscale_fields(dim: int) -> list[Field]:
-    """Return the fields that ``from_labels`` gives every graph."""
+
+def mesoscale_fields(dim: int, *, source: str = "voronoi") -> list[Field]:
+    """The fields that ``from_voronoi`` (source "voronoi") or ``from_labels`` ("labels") give every graph."""
+    volume = Field(name="volume", on="node", dtype="float64")
+    area = Field(name="area", on="edge", dtype="float64")
+    if source == "labels":
+        return [volume, area, Field(name="area_vector", on="edge", shape=(dim,), parity="vector", role="auxiliary")]
     return [
-        Field(name="volume", on="node", dtype="float64"),
-        Field(name="area", on="edge", dtype="float64"),
-        Field(name="area_vector", on="edge", shape=(dim,), parity="vector", role="auxiliary"),
+        volume,
+        Field(name="boundary_area", on="node", shape=(2 * dim,), dtype="float64"),
+        area,
+        Field(name="normal", on="edge", shape=(dim,), parity="vector", role="auxiliary", dtype="float64"),
     ]
+
+
+def from_voronoi(
+    seeds: Any,
+    box: Any,
+    periodic: Axes = True,
+    *,
+    fields: Iterable[Field] = (),
+    nodes: Mapping[str, Any] | None = None,
+    graphs: Mapping[str, Any] | None = None,
+    optional: Collection[str] = (),
+    name: str = "microstructure",
+) -> GraphBatch:
+    """Return the Voronoi cells of ``seeds`` [cells, 2 or 3].
+
+    The box reaches from 0 to ``box`` (edge lengths). One cell is legal. Nodes sit at the seeds (wrapped into the box
+    along periodic axes) and have ``volume`` and ``boundary_area``: what the cell shows to the walls, low and high side
+    of each axis in turn. Edges are shared faces with their ``area`` and ``normal`` (out of the receiver). In two
+    dimensions a volume is an area and an area a length. Cells that touch through several periodic images have one edge
+    per image; the volumes sum to the box, and area times normal over the faces and walls of a cell sums to zero.
+    ``fields`` declares the tensors in ``nodes`` and ``graphs``; labels of targets named in ``optional`` may be missing.
+
+    InputError for seeds that coincide, or lie on or outside a bounded wall.
+
+    >>> from_voronoi([[0.25, 0.5], [0.75, 0.5]], [1.0, 1.0], periodic=False)["volume"]
+    tensor([0.5000, 0.5000], dtype=torch.float64)
+    """
+    points, lengths = np.array(seeds, dtype=np.float64), np.array(box, dtype=np.float64)
+    if points.ndim != 2 or points.shape[1] not in (2, 3) or not len(points):
+        raise InputError(f"{name}: seeds of shape {points.shape} are not [cells, 2] or [cells, 3]; give at least one")
+    if lengths.shape != (points.shape[1],) or not (np.isfinite(lengths) & (lengths > 0)).all():
+        raise InputError(f"{name}: box {box} is not {points.shape[1]} positive edge lengths; give one per axis")
+    if not np.isfinite(points).all():
+        raise InputError(f"{name}: seed {int((~np.isfinite(points)).any(axis=1).argmax())} is NaN or inf; remove it")
+    flags = _axes(periodic, points.shape[1], name)
+    points = np.where(flags, points % lengths, points)
+    points = np.where(flags & (points >= lengths), 0.0, points)
+    ends, images, cells, faces = _voronoi_cells(points, lengths, flags, name)
+    return graph_from_arrays(
+        points,
+        *ends,
+        fields=[*mesoscale_fields(len(lengths)), *fields],
+        nodes={**cells, **(nodes or {})},
+        edges=faces,
+        graphs=graphs,
+        edge_shifts=images * lengths,
+        cell=np.diag(lengths),
+        periodic=flags,
+        optional=optional,
+        name=name,
+    )
 
 
 def _axes(periodic: Axes, dim: int, name: str) -> ndarray:
@@ -74,7 +133,7 @@ def from_labels(
         centroids,
         senders,
         receivers,
-        fields=[*mesoscale_fields(image.ndim), *fields],
+        fields=[*mesoscale_fields(image.ndim, source="labels"), *fields],
         nodes={"volume": np.bincount(grain[grain >= 0], minlength=count) * steps.prod(), **(nodes or {})},
         edges={"area": areas, "area_vector": vectors},
         graphs=graphs,
@@ -156,3 +215,114 @@ def _shared_faces(
     areas = np.zeros(len(keys))
     np.add.at(areas, member.reshape(-1), np.abs(stacked).sum(axis=1))
     return keys[:, 0], keys[:, 1], keys[:, 2:], areas, total
+
+
+_Cells = tuple[ndarray, ndarray, dict[str, ndarray], dict[str, ndarray]]
+"""Senders and receivers of faces, images of senders, fields of cells and of faces."""
+
+
+def _voronoi_cells(
+    seeds: Float[ndarray, "cells dim"], box: Float[ndarray, " dim"], periodic: Bool[ndarray, " dim"], name: str
+) -> _Cells:
+    """Return the Voronoi cells of ``seeds``, clipped by walls, through images.
+
+    Images one box away are enough along periodic axes (no point of a cell is nearer to one farther off), and a mirror image
+    behind a wall makes that wall a face of the cell. InputError for coincident seeds and seeds on a wall.
+    """
+    _check_seeds(seeds, box, periodic, name)
+    margin = 3.0 * float((box.prod() / len(seeds)) ** (1 / len(box)))
+    while True:
+        complete = margin > 2 * float(box.max())
+        cells, reach = _faces(*_ghosts(seeds, box, periodic, margin), len(seeds), box)
+        if cells is not None and (complete or 2 * reach <= margin):
+            return cells
+        if complete:
+            raise InputError(f"{name}: the Voronoi cells of the seeds do not close; check seeds and box")
+        margin *= 2
+
+
+def _check_seeds(seeds: ndarray, box: ndarray, periodic: ndarray, name: str) -> None:
+    from scipy.spatial import cKDTree
+
+    scale = float(box.max())
+    for axis in np.flatnonzero(~periodic):
+        close = np.minimum(seeds[:, axis], box[axis] - seeds[:, axis]) < 1e-9 * scale
+        if close.any():
+            raise InputError(
+                f"{name}: seed {int(close.argmax())} lies on or outside the wall of axis {axis} at "
+                f"{seeds[close.argmax(), axis]:g}; move it inside 0 to {box[axis]:g}, or make the axis periodic"
+            )
+    tree = cKDTree(seeds, boxsize=np.where(periodic, box, 0.0))  # they are inside along periodic axes
+    pairs = tree.query_pairs(1e-9 * scale, output_type="ndarray")
+    if len(pairs):
+        raise InputError(f"{name}: seeds {pairs[0][0]} and {pairs[0][1]} coincide; remove one")
+
+
+def _ghosts(
+    seeds: ndarray, box: ndarray, periodic: ndarray, margin: float
+) -> tuple[ndarray, ndarray, ndarray, ndarray]:
+    """Return seeds, images and mirrors near the box, with walls (else -1)."""
+    count, dim = seeds.shape
+    index = np.arange(count)
+    none = (0,) * dim
+    found = [(seeds, index, none, -1)]  # points, their seeds, image and wall
+    for offset in product(*[(-1, 0, 1) if flag else (0,) for flag in periodic]):
+        moved = seeds + np.array(offset) * box
+        near = ((moved > -margin) & (moved < box + margin)).all(axis=1)
+        if any(offset):
+            found.append((moved[near], index[near], offset, -1))
+    for axis in np.flatnonzero(~periodic):
+        for side, plane in enumerate((0.0, box[axis])):
+            near = np.abs(seeds[:, axis] - plane) < margin
+            moved = seeds[near].copy()
+            moved[:, axis] = 2 * plane - moved[:, axis]
+            found.append((moved, index[near], none, 2 * int(axis) + side))
+    points, owner, image, wall = zip(*found)
+    counts = [*map(len, owner)]
+    images = np.repeat(np.array(image, dtype=np.int64), counts, axis=0)
+    return np.concatenate(points), np.concatenate(owner), images, np.repeat(np.array(wall), counts)
+
+
+def _faces(
+    points: ndarray, owner: ndarray, image: ndarray, wall: ndarray, count: int, box: ndarray
+) -> tuple[_Cells | None, float]:
+    """Return the faces, None for an open cell, and the farthest corner."""
+    from scipy.spatial import QhullError, Voronoi
+
+    dim = len(box)
+    try:
+        diagram = Voronoi(points)
+    except QhullError:
+        return None, 0.0
+    pairs = np.asarray(diagram.ridge_points, dtype=np.int64)
+    touching = np.flatnonzero((pairs < count).any(axis=1))
+    corners = [diagram.ridge_vertices[ridge] for ridge in touching]
+    if any(-1 in corner for corner in corners):
+        return None, 0.0
+    pairs, face = pairs[touching], np.repeat(np.arange(len(corners)), [*map(len, corners)])
+    flat = diagram.vertices[np.concatenate(corners)]
+    areas = np.linalg.norm(flat[1::2] - flat[0::2], axis=1) if dim == 2 else _polygon_areas(flat, face)
+    ends, area = np.concatenate([pairs, pairs[:, ::-1]]), np.concatenate([areas, areas])
+    real = ends[:, 0] < count
+    (receivers, others), area = ends[real].T, area[real]
+    across = points[others] - points[receivers]
+    distance = np.linalg.norm(across, axis=1)
+    volumes = np.bincount(receivers, weights=area * distance / 2 / dim, minlength=count)
+    walls = np.zeros((count, 2 * dim))
+    at_wall = (wall[others] >= 0) & (owner[others] == receivers)
+    np.add.at(walls, (receivers[at_wall], wall[others][at_wall]), area[at_wall])
+    shared = (wall[others] < 0) & (area > _SMALLEST * float(box.max()) ** (dim - 1))
+    senders = others[shared]
+    faces = {"area": area[shared], "normal": across[shared] / distance[shared, None]}
+    cells = {"volume": volumes, "boundary_area": walls}
+    reach = float(np.linalg.norm(flat - points[pairs.min(axis=1)][face], axis=1).max())
+    return (np.stack([owner[senders], receivers[shared]]), image[senders], cells, faces), reach
+
+
+def _polygon_areas(corners: ndarray, face: ndarray) -> ndarray:
+    """Return areas of planar polygons; ``face`` is sorted, and corners come in order, as Qhull gives them."""
+    starts = np.flatnonzero(np.diff(face, prepend=-1))
+    following = np.arange(len(face)) + 1
+    following[np.r_[starts[1:], len(face)] - 1] = starts
+    local = corners - corners[starts][face]
+    return np.linalg.norm(np.add.reduceat(np.cross(local, local[following]), starts), axis=1) / 2

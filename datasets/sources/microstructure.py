@@ -431,7 +431,7 @@ def _merged(mesh: Any, owner: Array, path: Path) -> GraphBatch:
     between = ends[0] != ends[1]
     pairs, member = np.unique(ends[:, between], axis=1, return_inverse=True)
     areas = np.bincount(member.ravel(), weights=cells["area"].numpy()[between], minlength=pairs.shape[1])
-    fields = mesoscale_fields(cells.dim)[:2]
+    fields = mesoscale_fields(cells.dim, source="labels")[:2]
     nodes, edges = {"volume": volumes}, {"area": areas}
     return graph_from_arrays(centroids, *pairs, fields=fields, nodes=nodes, edges=edges, name=str(path))
 

@@ -58,7 +58,7 @@ def labelled_polycrystal(number: int, seed: int) -> GraphBatch:
         graph.positions,
         graph.senders,
         graph.receivers,
-        fields=[*(field for field in mesoscale_fields(2) if field.name != "area_vector"), *FIELDS],
+        fields=[*(field for field in mesoscale_fields(2, source="labels") if field.name != "area_vector"), *FIELDS],
         nodes={"volume": graph["volume"], "orientation": _doubled(angles), "flux": mean},
         edges={"area": graph["area"], "facing": _doubled(facing)},
         graphs={"conductivity": [effective[0, 0], effective[1, 1], (effective[0, 1] + effective[1, 0]) / 2]},

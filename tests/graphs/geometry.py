@@ -3,8 +3,7 @@
 import numpy as np
 import torch
 
-from hydragnn.graphs import GraphBatch
-from tests.graphs.voronoi import from_voronoi
+from hydragnn.graphs import GraphBatch, from_voronoi
 
 GEOMETRY = "positions senders receivers edge_shifts cell periodic node_offsets edge_offsets"
 

@@ -10,10 +10,9 @@ from ase import Atoms
 from ase.build import bulk, fcc111
 from ase.neighborlist import neighbor_list
 
-from hydragnn.graphs import Field, concatenate, edge_vectors, from_pyg, graph_from_arrays, to_pyg
+from hydragnn.graphs import Field, concatenate, edge_vectors, from_pyg, from_voronoi, graph_from_arrays, to_pyg
 from hydragnn.graphs.pyg import torch_geometric
 from hydragnn.graphs.validate import validate
-from tests.graphs.voronoi import from_voronoi
 from tests.refusals import refuses
 
 Data = torch_geometric("data").Data

@@ -17,7 +17,7 @@ from hydragnn.base.errors import InputError
 from hydragnn.conformance.cases import make_graph, make_model, small_settings
 from hydragnn.conformance.network import loss_and_gradients, on_parts
 from hydragnn.distributed.graph_ranks import Cutter, metis, shared_prediction
-from hydragnn.graphs import from_ase
+from hydragnn.graphs import from_ase, from_voronoi
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.cutting import Partition, crossing, cut_nodes
 from hydragnn.graphs.joining import concatenate
@@ -25,7 +25,6 @@ from hydragnn.layers import HaloExchange
 from hydragnn.models import Distribution, GraphModel, check_cuttable
 from hydragnn.models.heads.kinds import ScalarHeadSettings
 from tests.graphs.test_cutting import grid
-from tests.graphs.voronoi import from_voronoi
 from tests.hydragnn.small import FIELDS, FORCES, small_model
 
 EXACT = {"rtol": 1e-10, "atol": 1e-10}
