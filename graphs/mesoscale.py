@@ -18,12 +18,14 @@ Axes = bool | Sequence[bool] | ndarray
 _SMALLEST = 1e-11  # of the box: corners and edges where cells only touch are not faces
 
 
-def mesoscale_fields(dim: int, *, source: str = "voronoi") -> list[Field]:
-    """The fields that ``from_voronoi`` (source "voronoi") or ``from_labels`` ("labels") give every graph."""
-    volume = Field(name="volume", on="node", dtype="float64")
-    area = Field(name="area", on="edge", dtype="float64")
+def mesoscale_fields(dim: int, *, source: str = "voronoi", unit: str = "") -> list[Field]:
+    """Return the fields of ``from_voronoi`` (source "voronoi") or ``from_labels`` ("labels"); ``unit`` is that of lengths."""
+    units = [f"{unit}^{power}".replace("^1", "") if unit else "" for power in (dim, dim - 1)]
+    volume = Field(name="volume", on="node", dtype="float64", unit=units[0])
+    area = Field(name="area", on="edge", dtype="float64", unit=units[1])
     if source == "labels":
-        return [volume, area, Field(name="area_vector", on="edge", shape=(dim,), parity="vector", role="auxiliary")]
+        vector = Field(name="area_vector", on="edge", shape=(dim,), unit=units[1], parity="vector", role="auxiliary")
+        return [volume, area, vector]
     return [
         volume,
         Field(name="boundary_area", on="node", shape=(2 * dim,), dtype="float64"),
@@ -101,11 +103,12 @@ def from_labels(
     nodes: Mapping[str, Any] | None = None,
     graphs: Mapping[str, Any] | None = None,
     optional: Collection[str] = (),
+    unit: str = "",
     name: str = "microstructure",
 ) -> GraphBatch:
     """Return the grains of an image of labels, ascending by label.
 
-    ``spacing`` is the voxel's edge length (one, or one per axis). Voxels labelled ``background`` belong to no grain. Nodes
+    ``spacing`` is the voxel's edge length (one, or one per axis) in ``unit``. Voxels labelled ``background`` belong to no grain. Nodes
     sit at the grain's centroid (found through the periodic wrap; exact for grains shorter than the image) and have its
     ``volume``. An edge is all faces that two grains share through one periodic image, with their total ``area`` (of
     voxel faces, so a slanted boundary counts its steps) and ``area_vector`` (their vector sum, out of the receiver, in which
@@ -133,7 +136,7 @@ def from_labels(
         centroids,
         senders,
         receivers,
-        fields=[*mesoscale_fields(image.ndim, source="labels"), *fields],
+        fields=[*mesoscale_fields(image.ndim, source="labels", unit=unit), *fields],
         nodes={"volume": np.bincount(grain[grain >= 0], minlength=count) * steps.prod(), **(nodes or {})},
         edges={"area": areas, "area_vector": vectors},
         graphs=graphs,

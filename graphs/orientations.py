@@ -24,6 +24,7 @@ INVERSE = np.array([1.0, -1.0, -1.0, -1.0])
 _TWIN = np.array([np.sqrt(3), *[1 / np.sqrt(3)] * 3]) / 2  # 60 degrees about 111
 _MONOMIALS = [*combinations_with_replacement(range(3), 4)]
 _CHUNK = 2**16
+SPREAD = Field(name="orientation_spread", on="node", unit="degree")
 FIELDS = [
     Field(name="orientation", on="node", shape=(4,), role="auxiliary"),
     Field(name="orientation_features", on="node", shape=(2 * len(_MONOMIALS),)),
@@ -80,6 +81,27 @@ def disorientation(one: ndarray, other: ndarray, laue: str, other_laue: str | No
     return nearest(product(other, one * INVERSE), group)[1]
 
 
+def cells_of_points(
+    places: Float[ndarray, "points 2"], steps: Float[ndarray, " 2"], hexagonal: bool
+) -> tuple[Int[ndarray, " points"], tuple[int, ...]] | None:
+    """Return each point's cell and the numbers of cells; None where points lie beside the grid.
+
+    A point of a hexagonal grid is a brick of two cells, this and the next along x, in staggered rows: it has the same neighbours.
+    """
+    index = np.empty((len(places), 2), dtype=np.int64)
+    for axis, step in enumerate(steps):
+        own, member = np.unique(places[:, axis], return_inverse=True)
+        gaps = np.diff(own, prepend=own[0]) / step
+        index[:, axis] = (number := np.cumsum(gaps > 0.5))[member]
+        drift = abs((own[-1] - own[0]) / step - number[-1])
+        if (np.abs(gaps - (gaps > 0.5)) >= 0.25).any() or drift > 0.02 * number[-1]:
+            return None
+    shape = tuple((index.max(axis=0) + np.array([1 + hexagonal, 1])).tolist())
+    flat = np.ravel_multi_index((*index.T,), shape)
+    stray = len(np.unique(flat)) < len(places) or (hexagonal and np.ptp(index.sum(axis=1) % 2))
+    return None if stray else (flat, shape)
+
+
 def grains_of_map(
     turns: ndarray, phase: Int[ndarray, "*axes"], laue: Mapping[int, str], threshold: float, periodic: Sequence[bool]
 ) -> Int[ndarray, "*axes"]:
@@ -101,6 +123,19 @@ def grains_of_map(
     links = np.concatenate(pairs, axis=1)
     matrix = coo_matrix((np.ones(links.shape[1], dtype=bool), (links[0], links[1])), shape=(phase.size, phase.size))
     return np.where(phase > 0, connected_components(matrix, directed=False)[1].reshape(phase.shape) + 1, 0)
+
+
+def joined_grains(
+    grain: Int[ndarray, "*axes"], steps: Float[ndarray, " dim"], periodic: Sequence[bool]
+) -> Int[ndarray, "*axes"]:
+    """Return grains that have the points of no grain (0) nearest to them."""
+    from scipy.ndimage import distance_transform_edt
+
+    outside = grain == 0  # axes that repeat go on as far as the nearest grain can be
+    reach = np.ceil(distance_transform_edt(outside, steps).max() / steps).astype(np.int64) * periodic
+    nearest = distance_transform_edt(np.pad(outside, reach[:, None], "wrap"), steps, False, True)
+    own = tuple(slice(far, far + size) for far, size in zip(reach, grain.shape))
+    return np.asarray(grain[tuple((x[own] - far) % size for x, far, size in zip(nearest, reach, grain.shape))])
 
 
 def mean_orientations(turns: ndarray, grain: Int[ndarray, " points"], laue: str) -> tuple[ndarray, ndarray]:
@@ -151,3 +186,15 @@ def with_orientations(graph: GraphBatch, turns: ndarray, phase: ndarray, laue: M
                 deviation = nearest(product(ends[1], ends[0] * INVERSE), twins)[1]
                 character[edges[deviation <= LOW_ANGLE / np.sqrt(3)]] = 2
     return graph.with_fields({name: torch.from_numpy(one) for name, one in values.items()}, fields=FIELDS)
+
+
+def with_mean_orientations(
+    graph: GraphBatch, turns: ndarray, owner: ndarray, phase: ndarray, laue: Mapping[int, str]
+) -> GraphBatch:
+    """Return grains with the mean and spread of the orientations of their points."""
+    means, spread = np.empty((len(phase), 4)), np.empty(len(phase), dtype=np.float32)
+    for number, group in laue.items():
+        grains, rows = np.flatnonzero(phase == number), phase[owner] == number
+        means[grains], spread[grains] = mean_orientations(turns[rows], np.searchsorted(grains, owner[rows]), group)
+    graph = with_orientations(graph, means, phase, laue)
+    return graph.with_fields({SPREAD.name: torch.from_numpy(spread)}, fields=[SPREAD])

@@ -23,12 +23,10 @@ USUAL = {
     "length": "Angstrom, bohr or nm",
 }
 PINT_NAMES = {
-    **dict.fromkeys(("A", "Å", "Ang", "ang", "Angstrom", "Angstroms", "angstroms"), "angstrom"),
-    **dict.fromkeys(("Ha", "Hartree"), "hartree"),
+    **dict.fromkeys(("A", "Å", "Ang", "ang", "angstroms"), "angstrom"),
+    "Ha": "hartree",
     **dict.fromkeys(("mHa", "mEh"), "millihartree"),
-    **dict.fromkeys(("Bohr", "a0", "a_0", "au"), "bohr"),
-    "Rydberg": "rydberg",
-    "Debye": "debye",
+    **dict.fromkeys(("a0", "a_0", "au"), "bohr"),
     "ev": "eV",
     "atoms": "atom",
 }
@@ -94,6 +92,7 @@ def _quantity(value: float, unit: str) -> Any:
     text = string_preprocessor(re.sub(r"([A-Za-zÅ])(-?[1-9])\b", r"\1**\2", unit[: LONGEST + 1].strip("[] ")))
     if len(unit) > LONGEST or "**" in POWER.sub(" ", text):
         raise ValueError(text)
+    text = re.sub(r"\b[A-Z][a-z]{3,}\b", lambda match: match[0].lower(), text)  # Kelvin, Hartree
     text = re.sub(r"\b[^\W\d]\w*", lambda match: PINT_NAMES.get(match[0], match[0]), text)
     return _registry().Quantity(value, text).to_base_units()
 
@@ -122,8 +121,8 @@ def unit_features(unit: str) -> tuple[float, ...]:
 def unit_factor(unit: str, other: str) -> float | None:
     """Return one ``unit`` in ``other``; None without such a factor.
 
-    >>> unit_factor("km", "m"), unit_factor("km", "s"), unit_factor("degC", "K")
-    (1000.0, None, None)
+    >>> unit_factor("km", "m"), unit_factor("Kelvin", "K"), unit_factor("km", "s"), unit_factor("degC", "K")
+    (1000.0, 1.0, None, None)
     """
     try:
         (value, kind), (expected, own_kind) = parsed(unit), parsed(other)

@@ -9,7 +9,8 @@ from pydantic import Field as Setting
 
 from hydragnn.base.errors import InputError, nearest, print_note
 from hydragnn.datasets.sources.base import LEAD, RUN, TIME, Make, ObjectsBuild
-from hydragnn.datasets.sources.climate_files import Variable, decoded, open_data, variable_of
+from hydragnn.datasets.sources.climate_axes import Variable, variable_of
+from hydragnn.datasets.sources.climate_files import decoded, open_data
 from hydragnn.datasets.sources.fields import FieldSettings
 from hydragnn.datasets.sources.table_files import stack_rows
 from hydragnn.graphs.batch import GraphBatch

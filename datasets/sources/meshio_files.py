@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from hydragnn.base.errors import InputError
 from hydragnn.base.limits import Unpacker
+from hydragnn.graphs.batch import GraphBatch
 
 PLANE = {"3": "CPS3", "4": "CPS4", "6": "CPE6"}
 
@@ -59,6 +60,25 @@ def read_abaqus(path: Path) -> Any:
     plane = r"(?im)^(\*element\b.*type\s*=\s*)CP[ES]([346])\w*"  # strain or stress; meshio knows one name for each form
     with reading(path):
         return read_buffer(StringIO(re.sub(plane, lambda one: one[1] + PLANE[one[2]], text)))
+
+
+def grains_of_mesh(mesh: Any, owner: NDArray[Any], name: str) -> GraphBatch:
+    """Return grains of a mesh by the grain of every cell."""
+    from hydragnn.graphs.continuum import from_mesh
+    from hydragnn.graphs.mesoscale import mesoscale_fields
+    from hydragnn.graphs.validate import graph_from_arrays
+
+    cells = from_mesh(mesh, cell_centred=True, tags=[], name=name)
+    sizes, places = cells["volume"].numpy(), cells.positions.numpy()
+    volumes = np.bincount(owner, weights=sizes)
+    centroids = np.stack([np.bincount(owner, weights=x * sizes) for x in places.T], axis=1) / volumes[:, None]
+    ends = owner[np.stack([cells.senders.numpy(), cells.receivers.numpy()])]
+    between = ends[0] != ends[1]
+    pairs, member = np.unique(ends[:, between], axis=1, return_inverse=True)
+    areas = np.bincount(member.ravel(), weights=cells["area"].numpy()[between], minlength=pairs.shape[1])
+    fields = mesoscale_fields(cells.dim, source="labels")[:2]
+    nodes, edges = {"volume": volumes}, {"area": areas}
+    return graph_from_arrays(centroids, *pairs, fields=fields, nodes=nodes, edges=edges, name=name)
 
 
 def read_vti(path: Path, array: str | None = None) -> tuple[NDArray[Any], list[float]]:

@@ -16,7 +16,7 @@ from hydragnn.datasets.sources.base import BuildSettings, OwnBuild
 GROUP = "hydragnn.sources"
 """Entry-point group in which packages announce sources; the name of an entry is its kind."""
 
-_NOT_SOURCES = ("atoms_text", "base", "climate_files", "fields", "labels", "meshio_files", "registry", "table_files")
+_NOT_SOURCES = ("base", "fields", "labels", "registry", "atoms_text", "climate_axes", "map_settings")
 FORMER = {"grains": "tables"}
 """Kinds under an earlier name."""
 
@@ -30,7 +30,8 @@ def sources() -> Mapping[str, type[BuildSettings]]:
 def _names() -> list[str]:
     import hydragnn.datasets.sources as room
 
-    return sorted([*FORMER, *(one.name for one in pkgutil.iter_modules(room.__path__) if one.name not in _NOT_SOURCES)])
+    names = [one.name for one in pkgutil.iter_modules(room.__path__) if not one.name.endswith("_files")]
+    return sorted({*FORMER, *names} - {*_NOT_SOURCES})
 
 
 @cache

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
@@ -20,7 +19,8 @@ from hydragnn.datasets.sources.table_files import Table, read_table, stack_rows,
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Location
 
-SUFFIXES = (".npy", ".tif", ".tiff", ".png", ".vti")
+TIFF = (".tif", ".tiff")
+SUFFIXES = (".npy", *TIFF, ".png", ".vti")
 
 DESCRIPTION, ACROSS, DOWN, UNIT = 270, 282, 283, 296
 """Tags of a TIFF: the text in which ImageJ and OME describe pages and lengths, and pixels per unit of length."""
@@ -88,12 +88,9 @@ class VoxelsBuild(BuildSettings):
             fields=[field.field for field in self.fields],
             nodes={field.name: stack_rows([one[rows] for one in columns[field.name]], field) for field in self.fields},
             optional=self.optional,
+            unit=unit,
             name=name,
         )
-        if unit:
-            powers = {"volume": f"^{graph.dim}", "area": f"^{graph.dim - 1}", "area_vector": f"^{graph.dim - 1}"}
-            fields = [replace(graph.fields[key], unit=unit + power.replace("^1", "")) for key, power in powers.items()]
-            graph = graph.with_fields({key: graph[key] for key in powers}, fields=fields)
         return graph.with_texts(self.texts_of({}, name))
 
 
@@ -114,14 +111,14 @@ def read_image(
     path: Path, sized: bool = True, array: str | None = None
 ) -> tuple[NDArray[Any], list[float] | float, str]:
     """Return voxels of a file, their lengths (1 unless ``sized``) and unit; InputError without labels."""
-    if path.suffix not in SUFFIXES:  # others, such as JPEG, change numbers to save space
+    if path.suffix.lower() not in SUFFIXES:  # others, such as JPEG, change numbers to save space
         raise InputError(f"{path} is no image of grains; give {', '.join(SUFFIXES)}")
-    if path.suffix == ".vti":
+    if path.suffix.lower() == ".vti":
         return *read_vti(path, array), ""
     if array is not None:
         raise InputError(f"{path}: array is for .vti; leave it out")
     with as_input_error(f"{path} cannot be read as an image", "give .npy, .tif or .png"):
-        image = np.load(path, allow_pickle=False) if path.suffix == ".npy" else _pages(path)
+        image = np.load(path, allow_pickle=False) if path.suffix.lower() == ".npy" else _pages(path)
     if image is None or image.dtype == np.bool_:
         raise InputError(f"{path} holds colours or a mask; give labels: one whole number per voxel, that of its grain")
     return np.asarray(image), *(voxel_sizes(path, np.ndim(image)) if sized else (1.0, ""))
@@ -131,7 +128,7 @@ def _pages(path: Path) -> NDArray[Any] | None:
     """Return the pages of an image, stacked; None for colours."""
     from PIL import Image, ImageSequence
 
-    if path.suffix in (".tif", ".tiff") and find_spec("tifffile"):
+    if path.suffix.lower() in TIFF and find_spec("tifffile"):
         with import_module("tifffile").TiffFile(path) as file:
             axes = file.series[0].axes
             _check_axes(path, "T" in axes, "C" in axes)
@@ -153,7 +150,7 @@ def _pages(path: Path) -> NDArray[Any] | None:
 
 def voxel_sizes(path: Path, axes: int) -> tuple[list[float] | float, str]:
     """Return a voxel's lengths and their unit as a TIFF states them, else 1."""
-    text, pixels, unit = _description(path) if path.suffix in (".tif", ".tiff") else ("", (1.0, 1.0), 1)
+    text, pixels, unit = _description(path) if path.suffix.lower() in TIFF else ("", (1.0, 1.0), 1)
     sizes, units = (
         dict(re.findall(rf"PhysicalSize([XYZ]){form}", text)) for form in (rf"=.({NUMBER})\b", "Unit=.([^'\"]+)")
     )

@@ -268,6 +268,7 @@ def test_cells_of_neper(tmp_path: Path) -> None:
     for old, new, words in (
         ("ascii", "binary8", "has binary8 data"),
         (" *ori", " *id\n 4 7\n *ori", "has cells ['4', '7']"),
+        ("1 2\n2", "1 2\n3", "has cells 1 to 3, and counts 2"),
     ):
         (tmp_path / "b.tesr").write_text(text.replace(old, new))
         refused(tmp_path, words, kind="microstructure", files=["b.tesr"])
@@ -349,8 +350,20 @@ def in_nanometres(text: str) -> str:
     return re.sub("STEP: 0.5", "STEP: 500", places)
 
 
+def reordered(text: str, table: str, order: str, separator: str) -> str:
+    """Return a map whose table has other columns first."""
+    head, body = text[: text.index(table)], text[text.index(table) :].strip().splitlines()
+    rows = [separator.join(np.array(row.split())[[*map(int, order.split())]]) for row in body]
+    return head + "\n".join(rows) + "\n"
+
+
+OIM_8 = "# COLUMN_COUNT: 10\n# COLUMN_HEADERS: x, y, phi1, PHI, phi2, IQ, Phase index, CI, SEM, Fit\n# COLUMN_UNITS: , ,\n#\n"
+
 AS_WRITTEN: dict[str, tuple[str, Callable[[str], str], dict[str, Any]]] = {
     "decimal commas": ("ctf", lambda text: text.replace(".", ","), {}),
+    "decimal commas in .ang": ("ang", lambda text: text.replace(".", ","), {}),
+    "other columns": ("ctf", lambda text: reordered(text, "Phase\tX", "1 2 5 6 7 0 3 4 8 9 10", "\t"), {}),
+    "other columns in .ang": ("ang", lambda text: reordered(text.replace("#\n", OIM_8), "  0.5", "3 4 0 1 2 5 7 6 8 9", " "), {}),
     "lines of Windows": ("ctf", lambda text: text.replace("\n", "\r\n"), {}),
     "lines of Windows in .ang": ("ang", lambda text: text.replace("\n", "\r\n"), {}),
     "no symmetry": ("ang", lambda text: text.replace("# Symmetry              43\n", ""), {"symmetry": "m-3m"}),
@@ -386,6 +399,7 @@ DAMAGED: dict[str, tuple[str, Callable[[str], str], dict[str, Any], str]] = {
     "a line is missing": ("ang", lambda text: text[: text.rindex("  ", 0, -80)] + "\n", {}, "is damaged or incomplete"),
     "more points counted": ("ctf", lambda text: text.replace("YCells\t4", "YCells\t5"), {}, "has 24 points, and its header counts 30"),
     "wrong phase": ("ctf", lambda text: text.replace("\n1\t1.0000\t0.5000", "\n7\t1.0000\t0.5000"), {}, "points have phase 7, and its header lists [1]"),
+    "no column y": ("ang", lambda text: text.replace("#\n", OIM_8.replace(" y,", "")), {}, "has no column y among x, phi1"),
     "no number": ("ctf", lambda text: text.replace("\t30.00000", "\tnan", 1), {}, "an indexed point has the Euler angle nan"),
     "radians": ("ctf", lambda text: re.sub(r"\t\d+\.(\d{5})", r"\t0.\1", text), {}, "hardly in degrees; say degrees"),
     "degrees in .ang": ("ang", lambda text: text.replace("  0.52360", "  30.00000"), {}, "hardly in radians; say degrees"),
@@ -467,6 +481,8 @@ def test_grains_of_dream3d_stay(tmp_path: Path) -> None:
         graph = build(tmp_path, "a.dream3d")
         refused(tmp_path, "has grains of its own", kind="microstructure", files=["a.dream3d"], threshold=10.0)
         assert graph["volume"].tolist() == [11.5, 12.0] and ("misorientation" in graph.fields) == (angles is not None)
+    dream3d(tmp_path / "b.dream3d", None, ids - 1)
+    refused(tmp_path, "FeatureIds that are no whole numbers from 0", kind="microstructure", files=["b.dream3d"])
 
 
 def crystal_map(path: Path, unit: str = "um", group: str | None = "m-3m") -> None:

@@ -293,14 +293,14 @@ NO_GRAINS: list[tuple[dict[str, Any], str]] = [
     ({"files": ["v.jpg"]}, "v.jpg is no image of grains"),
     ({"files": ["i.npy"], "fields": [ANGLE]}, "no value for the field angle; name a table"),
     ({"files": ["i.npy"], **WITH_ANGLE}, "have other grains: grain 2 is in one of them alone"),
-    ({"files": ["i.npy", "v.tif"], **WITH_ANGLE}, "g.csv has no file; it has angle, grain"),
+    ({"files": ["i.npy", "v.TIF"], **WITH_ANGLE}, "g.csv has no file; it has angle, grain"),
 ]
 
 
 def test_pages_of_an_image_are_its_first_axis_and_wrong_images_are_sentences(tmp_path: Path) -> None:
     pages = [Image.fromarray(np.full((2, 3), value, np.uint8)) for value in (1, 2)]
-    pages[0].save(tmp_path / "v.tif", save_all=True, append_images=pages[1:])
-    graph = built(tmp_path, kind="voxels", files=["v.tif"])
+    pages[0].save(tmp_path / "v.TIF", save_all=True, append_images=pages[1:])
+    graph = built(tmp_path, kind="voxels", files=["v.TIF"])
     assert graph.dim == 3 and graph["volume"].tolist() == [6, 6] and graph["area"].tolist() == [6, 6]
     Image.fromarray(np.zeros((4, 4, 3), np.uint8)).save(tmp_path / "rgb.png")
     pages[0].save(tmp_path / "v.jpg")

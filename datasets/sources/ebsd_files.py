@@ -1,0 +1,101 @@
+"""Maps of electron diffraction: .ctf, .ang, and HDF5 that orix reads."""
+
+import re
+from io import StringIO
+from pathlib import Path
+
+import numpy as np
+
+from hydragnn.base.errors import InputError, MissingPackageError, print_note
+from hydragnn.datasets.sources.map_settings import MapSettings
+from hydragnn.graphs.batch import GraphBatch
+from hydragnn.graphs.orientations import LAUE
+
+_EDAX = "43 m-3m 23 m-3 62 6/mmm 6 6/m 42 4/mmm 4 4/m 32 -3m 3 -3 22 mmm 20 2/m 2 112/m 1 -1"
+EDAX = {name: name for name in LAUE} | dict(zip(_EDAX.split()[::2], _EDAX.split()[1::2]))
+UNSURE = {"-3m": "-3m or -31m", "2/m": "2/m or 112/m"}  # x lies along a* in Oxford's maps, along a in others
+OXFORD = dict(enumerate(["-1", "2/m", "mmm", "4/m", "4/mmm", "-3", "-3m", "6/m", "6/mmm", "m-3", "m-3m"], 1)) | {
+    7: UNSURE["-3m"]
+}
+"""Laue groups by their names in files."""
+
+COLUMNS = ("phi1", "phi", "phi2", "x", "y", "iq", "ci", "phase")
+"""Columns of an .ang whose header names none."""
+
+
+def read_ctf(path: Path, settings: MapSettings) -> GraphBatch:
+    """Return the map of a Channel Text File (Oxford, Bruker and others)."""
+    text = path.read_text(encoding="latin-1")
+    columns = re.search(r"(?m)^(?=.*\bPhase\b).*\bEuler1\b.*$", text)
+    if columns is None:
+        raise InputError(f"{path} has no line of columns (Phase X Y ...); export it again")
+    header, body = text[: columns.start()], text[columns.end() :].replace(",", ".")  # of German systems
+    entries = dict(re.findall(r"(?m)^([XY](?:Cells|Step)|AcqE[123])\s+(\S+)", header.replace(",", ".")))
+    turned = [float(entries[key]) for key in ("AcqE1", "AcqE2", "AcqE3") if key in entries]
+    if any(turned):
+        what = f"its AcqE {turned} turn the axes of Euler angles from those of positions"
+        print_note(f"{path}: {what}; nothing turns them back")
+    listed = re.search(r"(?m)^Phases\s+(\d+).*\n", header)
+    lines = header[listed.end() :].splitlines()[: int(listed[1])] if listed else []
+    parts = {number: [*line.split("\t"), *[""] * 4] for number, line in enumerate(lines, 1)}
+    names = {number: one[2] or str(number) for number, one in parts.items()}
+    laue = {number: OXFORD[int(one[3])] for number, one in parts.items() if one[3] in map(str, OXFORD)}
+    order = [columns[0].split().index(name) for name in ("X", "Y", "Euler1", "Euler2", "Euler3", "Phase")]
+    counts = [int(entries[key]) for key in ("XCells", "YCells") if key in entries]
+    steps = settings.steps(path, [entries.get(key, 0) for key in ("XStep", "YStep")])
+    table = np.loadtxt(StringIO(body), usecols=order, ndmin=2)
+    return settings.of_points(path, table, counts, steps, (names, laue), True, False)
+
+
+def read_ang(path: Path, settings: MapSettings) -> GraphBatch:
+    """Return the map of an .ang file (EDAX and others)."""
+    text = path.read_text(encoding="latin-1")
+    header = "\n".join(re.findall(r"(?m)^#.*$", text))
+    entries = dict(
+        re.findall(r"(?m)^#\s*(GRID|[XY]STEP|NCOLS_ODD|NCOLS_EVEN|NROWS):?\s+(\S+)", header.replace(",", "."))
+    )
+    named = re.search(r"(?mi)^#\s*COLUMN[_ ](?:HEADERS|NAMES):(.*)$", header)  # of OIM 8, of orix
+    heads = [one.strip().lower() for one in named[1].split(",")] if named else [*COLUMNS]
+    heads = [re.sub("^phase.*", "phase", one.replace("confidence_index", "ci")) for one in heads]
+    if lacks := [name for name in COLUMNS if name not in ("iq", *heads)]:
+        raise InputError(f"{path} has no column {lacks[0]} among {', '.join(heads)}; name it in its header")
+    order = [heads.index(name) for name in ("x", "y", "phi1", "phi", "phi2", "phase", "ci")]
+    parts = re.split(r"(?m)^#\s*Phase:?\s+(\d+)\s*$", header)
+    parts = ["", "1", header] if len(parts) == 1 and "MaterialName" in header else parts
+    names, laue = {int(number): number for number in parts[1::2]}, dict[int, str]()
+    for number, part in zip(names, parts[2::2]):
+        own = dict(re.findall(r"(?m)^#\s*(MaterialName|Symmetry):?[ \t]+(\S.*?)\s*$", part))
+        names[number], group = own.get("MaterialName", names[number]), EDAX.get(own.get("Symmetry", ""))
+        laue |= {number: group} if group else {}
+    table = np.loadtxt(StringIO(text.replace(",", ".")), usecols=order, ndmin=2)
+    if len(names) < 2 and not table[:, 5].any():  # EDAX gives a single phase the number 0
+        table[:, 5] = min(names, default=1)
+    table[(table[:, 6] == -1) | (np.abs(table[:, 2] - 4 * np.pi) < 1e-2), 5] = 0
+    counts = [int(entries[key]) for key in ("NCOLS_ODD", "NROWS", "NCOLS_EVEN") if key in entries]
+    length = 1e-3 if "ACOM" in header else 1.0  # nanometres of electron microscopes in transmission
+    table[:, :2] *= length
+    steps = settings.steps(path, [float(entries.get(key, 0)) * length for key in ("XSTEP", "YSTEP")])
+    hexagonal = entries.get("GRID", "").lower().startswith("hex")
+    return settings.of_points(path, table, counts, steps, (names, laue), False, hexagonal)
+
+
+def read_hdf5(path: Path, settings: MapSettings) -> GraphBatch:
+    """Return the map of an HDF5 file that orix reads."""
+    try:
+        import quaternion  # noqa: F401  # without it orix compiles into a cache that several processes can break
+        from orix import io
+
+        one = io.load(path)
+    except ImportError as error:
+        raise MissingPackageError(error.name or "orix", "ebsd", f"reading {path}") from error
+    except (AttributeError, KeyError) as error:  # orix found no reader, or not what it reads
+        raise InputError(f"{path} is no whole map of Bruker, EMsoft or orix ({error}); export .ctf or .ang") from error
+    groups = {number + 1: phase.point_group for number, phase in one.phases}
+    laue = {number: UNSURE.get(group.laue.name, group.laue.name) for number, group in groups.items() if group}
+    names = {number + 1: phase.name or str(number + 1) for number, phase in one.phases}
+    stated, scale = np.array([one.dx, one.dy]), 1.0 if one.scan_unit == "um" else 0.0
+    steps = settings.steps(path, stated * scale)
+    places = np.column_stack([one.x, one.y]) / np.where(stated > 0, stated, 1.0) * steps
+    turns = one.rotations.reshape(len(places), -1)[:, 0].to_euler()
+    table = np.column_stack([places, turns, one.phase_id + 1])
+    return settings.of_points(path, table, [], steps, (names, laue), False, False)
