@@ -19,7 +19,7 @@ _SMALLEST = 1e-11  # of the box: corners and edges where cells only touch are no
 
 
 def mesoscale_fields(dim: int, *, source: str = "voronoi", unit: str = "") -> list[Field]:
-    """Return the fields of ``from_voronoi`` (source "voronoi") or ``from_labels`` ("labels"); ``unit`` is that of lengths."""
+    """Return the fields of ``from_voronoi``, or those of ``from_labels`` (source "labels")."""
     units = [f"{unit}^{power}".replace("^1", "") if unit else "" for power in (dim, dim - 1)]
     volume = Field(name="volume", on="node", dtype="float64", unit=units[0])
     area = Field(name="area", on="edge", dtype="float64", unit=units[1])

@@ -84,7 +84,7 @@ def disorientation(one: ndarray, other: ndarray, laue: str, other_laue: str | No
 def cells_of_points(
     places: Float[ndarray, "points 2"], steps: Float[ndarray, " 2"], hexagonal: bool
 ) -> tuple[Int[ndarray, " points"], tuple[int, ...]] | None:
-    """Return each point's cell and the numbers of cells; None where points lie beside the grid.
+    """Return each point's cell and the shape; None beside the grid.
 
     A point of a hexagonal grid is a brick of two cells, this and the next along x, in staggered rows: it has the same neighbours.
     """
@@ -128,7 +128,7 @@ def grains_of_map(
 def joined_grains(
     grain: Int[ndarray, "*axes"], steps: Float[ndarray, " dim"], periodic: Sequence[bool]
 ) -> Int[ndarray, "*axes"]:
-    """Return grains that have the points of no grain (0) nearest to them."""
+    """Return grains with all points: those of none (0) join the nearest."""
     from scipy.ndimage import distance_transform_edt
 
     outside = grain == 0  # axes that repeat go on as far as the nearest grain can be
@@ -191,7 +191,7 @@ def with_orientations(graph: GraphBatch, turns: ndarray, phase: ndarray, laue: M
 def with_mean_orientations(
     graph: GraphBatch, turns: ndarray, owner: ndarray, phase: ndarray, laue: Mapping[int, str]
 ) -> GraphBatch:
-    """Return grains with the mean and spread of the orientations of their points."""
+    """Return grains with means and spreads of their points' orientations."""
     means, spread = np.empty((len(phase), 4)), np.empty(len(phase), dtype=np.float32)
     for number, group in laue.items():
         grains, rows = np.flatnonzero(phase == number), phase[owner] == number

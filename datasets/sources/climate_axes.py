@@ -1,4 +1,4 @@
-"""Variables of xarray on latitudes, longitudes and times, by the conventions of CF."""
+"""Variables on latitudes, longitudes and times, by conventions of CF."""
 
 import re
 from dataclasses import dataclass

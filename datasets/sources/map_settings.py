@@ -1,4 +1,4 @@
-"""Keys of microstructures, and grains of what files have: points, arrays, cells."""
+"""Keys of microstructures, and graphs of maps of orientations."""
 
 from abc import ABC
 from collections.abc import Iterable
