@@ -14,33 +14,84 @@ from hydragnn.base.errors import InputError
 from hydragnn.base.limits import check_readable
 from hydragnn.graphs.atomic import ReadResults
 
-_ENERGIES = re.compile(r"^\s*\d+ F=\s*(\S+)\s+E0=\s*(\S+)\s+d E", re.MULTILINE)
-"""Step of a relaxation in an OSZICAR; those of dynamics begin otherwise."""
+_ENERGIES = re.compile(r"(?:^\w+ *: +(\d+).*\n)?^\s*\d+ F=\s*(\S+)\s+E0=\s*(\S+)\s+d E", re.MULTILINE)
+"""Last iteration and step of a relaxation in an OSZICAR; those of dynamics begin otherwise."""
 
 
-def check_xml(path: Path) -> None:
-    """Raise InputError for incomplete XML, whose last step may be unfinished."""
-    from ase.io.formats import open_with_compression
+_XML = re.compile(rb'<(calculation|scstep)>|name="NELM">\s*(\d+)')
+_OUTCAR = re.compile(rb"Iteration +\d+\( *(\d+)\)|aborting loop (.*)|^ +NELM +=\s*(\d+)|FREE ENERGIE OF THE ION")
+FAILURES = {
+    "aims-output": b"SELF-CONSISTENCY CYCLE DID NOT CONVERGE",
+    "castep-castep": b"max. SCF cycles performed but system has not reached",
+    "espresso-out": b"convergence NOT achieved",
+    "gamess-us-out": b"SCF IS UNCONVERGED",
+    "gaussian-out": b"Convergence failure -- run terminated",
+    "nwchem-out": b"Calculation failed to converge",
+    "orca-output": b"not fully converged",
+}
+"""What outputs say of electrons that did not converge, by ASE's name of the format."""
 
+
+def converged_steps(path: Path, kind: str, index: str = ":") -> list[bool]:
+    """Return for steps in a file of VASP whether their electrons converged.
+
+    They did not where their iterations reached NELM, or an OUTCAR says so. InputError for incomplete XML, whose last step
+    may be unfinished, and for outputs of other programs with such a step. Empty for all other files.
+    """
+    from ase.io.formats import open_with_compression, string2index
+
+    most, steps = -1, list[bool]()
+    if kind not in {"vasp-xml", "vasp-out", *FAILURES}:
+        return steps
     with open_with_compression(str(path), "rb") as file:
-        try:
-            ParserCreate().ParseFile(file)
-        except ExpatError as error:
-            raise InputError(f"{path} is no complete XML ({error}): was it cut off? Take its OUTCAR") from error
+        if kind in FAILURES:
+            if any(FAILURES[kind] in line for line in file):
+                said = FAILURES[kind].decode()
+                raise InputError(f"{path} says {said!r}, and what did not converge is no label; leave it out")
+        elif kind == "vasp-out":
+            last, end = 0, b""
+            for mark in filter(None, map(_OUTCAR.search, file)):
+                if mark[1]:
+                    last, end = int(mark[1]), b""
+                elif mark[2]:
+                    end = mark[2]
+                elif mark[3]:
+                    most = int(mark[3])
+                elif len([*islice(file, 4)]) == 4:  # else ASE has no such step
+                    steps.append(b"EDIFF is reached" in end if end else last != most)
+        else:
+            content, counts = file.read(), list[int]()
+            try:
+                ParserCreate().Parse(content, True)
+            except ExpatError as error:
+                raise InputError(f"{path} is no complete XML ({error}): was it cut off? Take its OUTCAR") from error
+            for mark in _XML.finditer(content):
+                if mark[2]:
+                    most = int(mark[2])
+                elif mark[1] == b"calculation":
+                    counts.append(0)
+                else:
+                    counts[-1] += 1
+            steps = [count != most for count in counts]  # those of response functions are more
+    some = string2index(index)
+    return steps[some:][:1] if isinstance(some, int) else steps[some]
 
 
 def with_energy(atoms: Any, path: Path) -> Any:
     """Return a CONTCAR's structure with the energy of the OSZICAR beside it.
 
-    A CONTCAR follows the last step, so that it has an energy only where the last two steps agree.
+    A CONTCAR follows the last step, so that it has an energy only where the last two steps agree. And where the electrons of
+    the last one took less than NELM iterations, which an INCAR says, or 60.
     """
-    oszicar = path.with_name("OSZICAR")
+    oszicar, incar = path.with_name("OSZICAR"), path.with_name("INCAR")
     if path.name == "CONTCAR" and oszicar.is_file():
         check_readable(oszicar)
         with suppress(ValueError):  # fewer than two steps, or stars in place of a number
-            steps = _ENERGIES.findall(oszicar.read_text("latin-1"))[-2:]
-            (before, _), (free, energy) = [map(float, step) for step in steps]
-            if abs(free - before) <= 1e-3 * len(atoms):  # eV
+            text, said = (one.read_text("latin-1") if one.is_file() else "" for one in (oszicar, incar))
+            steps = _ENERGIES.findall(text)[-2:]
+            (_, before, _), (last, free, energy) = [(turns, *map(float, step)) for turns, *step in steps]
+            most = re.search(r"^[ \t]*NELM\s*=\s*(\d+)", said, re.MULTILINE)
+            if abs(free - before) <= 1e-3 * len(atoms) and last != (most[1] if most else "60"):  # eV
                 atoms.calc = ReadResults({"energy": energy, "free_energy": free})
     return atoms
 

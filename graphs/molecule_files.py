@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from hydragnn.base.errors import InputError
+from hydragnn.base.errors import InputError, MissingPackageError
 
 QM9_UNITS = {"A": "GHz", "B": "GHz", "C": "GHz", "mu": "D", "alpha": "bohr^3", "homo": "Ha", "lumo": "Ha", "gap": "Ha"}
 QM9_UNITS |= {"r2": "bohr^2", **dict.fromkeys(("zpve", "U0", "U", "H", "G"), "Ha"), "Cv": "cal/mol/K"}
@@ -39,17 +39,36 @@ def molecules_of_sdf(path: Path) -> Iterator[Any]:
         title, program, _, counts, *lines = f"{table}\n\n\n".split("\n")
         if program[20:22] == "2D":
             raise InputError(f"{where} is a drawing in two dimensions; give its positions in space")
-        atoms, bonds = (int(f"0{counts[at : at + 3].strip()}") for at in (0, 3))
-        body = [*takewhile(lambda line: re.match(r"(?![A-Z]  |>)\s*\S", line), lines)]
-        whole = end or record is not records[-1]  # M  END or at least $$$$ stands behind it
-        if not whole or len(body) != atoms + bonds or "V3000" in counts:
-            raise InputError(f"{where} is cut off or not V2000: {atoms} atoms and {bonds} bonds in {len(body)} lines")
-        one, tags = read(StringIO(record), format="sdf"), dict[str, str]()
+        if "V3000" in counts:
+            one = _molecule_of_v3000(record, where)
+        else:
+            atoms, bonds = (int(f"0{counts[at : at + 3].strip()}") for at in (0, 3))
+            body = [*takewhile(lambda line: re.match(r"(?![A-Z]  |>)\s*\S", line), lines)]
+            whole = end or record is not records[-1]  # M  END or at least $$$$ stands behind it
+            if not whole or len(body) != atoms + bonds:
+                raise InputError(f"{where} is cut off or damaged: {atoms} atoms and {bonds} bonds in {len(body)} lines")
+            one = read(StringIO(record), format="sdf")
+        tags = dict[str, str]()
         for key, value in _TAG.findall(rest if end else table):
             if tags.setdefault(key, value.strip()) != value.strip():
                 raise InputError(f"{where} has several values of {key}; keep one")
         one.info |= {"title": title.strip(), **{key: value for key, value in tags.items() if value}}
         yield one
+
+
+def _molecule_of_v3000(record: str, where: str) -> Any:
+    from ase import Atoms
+
+    try:
+        from rdkit import Chem, rdBase
+    except ImportError as error:
+        raise MissingPackageError("rdkit", "chemistry", f"{where}, V3000") from error
+    with rdBase.BlockLogs():
+        molecule = Chem.MolFromMolBlock(record, sanitize=False, removeHs=False)
+    if molecule is None:
+        raise InputError(f"{where} is cut off or damaged, or no V3000 of elements; RDKit does not read it")
+    numbers = [atom.GetAtomicNum() for atom in molecule.GetAtoms()]
+    return Atoms(numbers, positions=molecule.GetConformer().GetPositions())
 
 
 def molecule_of_qm9(path: Path) -> Iterator[Any]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from hydragnn.base.errors import InputError
 from hydragnn.base.limits import check_readable
-from hydragnn.graphs.calculation_files import check_xml, rows_of, with_energy
+from hydragnn.graphs.calculation_files import converged_steps, rows_of, with_energy
 from hydragnn.graphs.lammps_files import NO_ELEMENTS, frames_of_dump
 from hydragnn.graphs.molecule_files import is_qm9, molecule_of_qm9, molecules_of_sdf
 from hydragnn.graphs.pymatgen_json import is_pymatgen, pymatgen_structures
@@ -58,7 +58,7 @@ def structures_of(
     Names and entries of the keys ``texts`` in extended XYZ are the letters of the file. ``dumps``: arguments of ``frames_of_dump``;
     ``keys``: names whose values must not differ.
 
-    InputError where the file has numbers of types in place of elements, or reading it might not end.
+    Steps of VASP whose electrons did not converge have no results. InputError where the file has numbers of types in place of elements, or reading it might not end.
     """
     check_readable(path)
     from ase.io import iread
@@ -82,8 +82,7 @@ def structures_of(
     if kind in ("db", "json"):
         yield from rows_of(path, kind, index, keys)
         return
-    if kind == "vasp-xml":
-        check_xml(path)
+    converged = iter(converged_steps(path, kind, index))
     if kind == "extxyz":
         with open_with_compression(str(path), "r") as file:
             deque(map(check_elements, frames_of_xyz(file)), 0)
@@ -92,6 +91,8 @@ def structures_of(
     for atoms in iread(str(path), index=index, format=format, parallel=False, **reader):
         if kind == "lammps-dump-binary" and atoms.calc is not None:
             atoms.calc.results.pop("energy", None)  # a zero that ASE puts there
+        if not next(converged, True):
+            atoms.calc = None
         yield with_energy(atoms, path) if kind == "vasp" else atoms
 
 

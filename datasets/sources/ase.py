@@ -1,7 +1,8 @@
 """Structures in any format that ASE reads."""
 
+import re
 import sqlite3
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import takewhile
@@ -14,9 +15,10 @@ from pydantic import Field as Setting
 from hydragnn.base.errors import InputError
 from hydragnn.base.files import knows_locks
 from hydragnn.datasets.sources.atoms_text import ATOMS, atoms_text
-from hydragnn.datasets.sources.base import Make, MakerOfMany, ObjectsBuild
+from hydragnn.datasets.sources.base import LEFT_OUT, Make, MakerOfMany, ObjectsBuild
 from hydragnn.datasets.sources.table_files import find_files
 from hydragnn.graphs.batch import GraphBatch
+from hydragnn.graphs.calculation_files import converged_steps
 from hydragnn.graphs.lammps_files import LAMMPS_UNITS
 from hydragnn.graphs.molecule_files import QM9_UNITS, is_qm9
 from hydragnn.graphs.objects import library_of
@@ -62,8 +64,11 @@ class AseBuild(ObjectsBuild):
                     raise InputError(f"{other} and {own} are both of step {step} of {self.log}; keep one")
             yield make
 
-    def load(self, path: Path) -> Iterator[tuple[int, Callable[[], Any]]]:
-        """Yield number of atoms and reader of each structure, unparsed where possible."""
+    def load(self, path: Path) -> Iterator[tuple[int, Callable[[], Any]] | None]:
+        """Yield number of atoms and reader of each structure, unparsed where possible.
+
+        None for a step of VASP that did not converge.
+        """
         from ase.io.formats import open_with_compression
 
         number, keys = 0, {*(field.keys[0] for field in self.fields), *self.text_keys}
@@ -83,11 +88,14 @@ class AseBuild(ObjectsBuild):
                 if self.index == ":":
                     return
                 number = 0
+            left = self.unconverged(path)
             for atoms in structures_of(path, self.index, self.format, self.text_keys, self.dumps, keys):
-                yield len(atoms), partial(_itself, atoms)
+                yield None if number in left else (len(atoms), partial(_itself, atoms))
                 number += 1
             if not number and self.index == ":":
                 raise InputError(f"{path} has no structure, or no finished step; remove it, or repair it")
+            if number and number == len(left):
+                raise InputError(f"{path} has no step whose electrons converged, and so no labels; leave the file out")
         except InputError:
             raise
         except Exception as error:  # ASE's many readers raise whatever their parsing raises
@@ -116,6 +124,24 @@ class AseBuild(ObjectsBuild):
         """Return the texts of a structure."""
         texts = {ATOMS: [atoms_text(atoms)]} if self.keeps_atoms else {}
         return self.texts_of(atoms.info, frame_name(name, self.index, number)) | texts
+
+    def unconverged(self, path: Path) -> list[int]:
+        """Return which of the file's steps are left out, since they did not converge."""
+        if not self.format and not re.search("OUTCAR|vasp", path.name):  # as other steps are none of VASP
+            return []
+        steps = converged_steps(path, format_of(path, self.format), self.index)
+        return [number for number, converged in enumerate(steps) if not converged]
+
+    def notes(self) -> Mapping[str, Any]:
+        """Return what is left out of the files."""
+        files = [] if self._objects is not None else self.named_files()
+        left = [frame_name(name, self.index, number) for path, name in files for number in self.unconverged(path)]
+        some = ", ".join([*left[:3], *(["..."] if left[3:] else [])])
+        return (
+            {LEFT_OUT: f"steps whose electrons did not converge are left out: {len(left)}, namely {some}"}
+            if left
+            else {}
+        )
 
     def check_dump(self, path: Path, is_dump: bool) -> None:
         """Raise InputError for idle or missing settings of dumps."""

@@ -39,6 +39,9 @@ TIME, LEAD = "time", "lead_time"
 RUN = "run"
 """Key of the text with the time series of a frame."""
 
+LEFT_OUT = "left_out"
+"""Attribute of a store with the note on what its files have and it has not."""
+
 TOGETHER, NODES_TOGETHER = 256, 2**11
 """At most so many graphs, with so many nodes, are made at once where their makers can."""
 
@@ -358,7 +361,10 @@ class ObjectsBuild(BuildSettings, ABC):
 
     @abstractmethod
     def load(self, path: Path) -> Iterable[Any]:
-        """Return the objects of a file; InputError where it is unreadable."""
+        """Return the objects of a file, None for those left out.
+
+        InputError where it is unreadable.
+        """
 
     @abstractmethod
     def graph(self, one: Any, first: Any, name: str, number: int) -> GraphBatch:
@@ -383,7 +389,8 @@ class ObjectsBuild(BuildSettings, ABC):
         for name, objects in self._groups():
             for number, one in enumerate(objects):
                 first = one if first is None else first
-                yield self.maker(one, first, name, number)
+                if one is not None:
+                    yield self.maker(one, first, name, number)
 
     def _groups(self) -> Iterator[tuple[str, Iterable[Any]]]:
         if self._objects is not None:

@@ -36,6 +36,24 @@ lines
 
 $$$$
 """
+V3000 = """water
+  Program 0101000000{}
+
+  0  0  0     0  0            999 V3000
+M  V30 BEGIN CTAB
+M  V30 COUNTS 2 1 0 0 0
+M  V30 BEGIN ATOM
+M  V30 1 O 0 0 0 0
+M  V30 2 H 0 0 -
+M  V30 0.96 0
+M  V30 END ATOM
+M  V30 BEGIN BOND
+M  V30 1 1 1 2
+M  V30 END BOND
+M  V30 END CTAB
+M  END
+"""
+V3000 = f"{V3000}{SDF.partition('M  END')[2][1:]}"
 TWO = SDF.format("3D", 7.5) + SDF.format("3D", 1e1)
 QM9 = """2
 gdb 7\t1\t2\t3\t.4\t5\t-0.6\t.7\t8*^-1\t9\t10\t-1.1*^1\t12\t13\t14\t15\t
@@ -54,7 +72,7 @@ def record(gap: Any, force: Any = ((0, 0, 1), (0, 0, -1)), **more: Any) -> dict[
 
 
 def need(file: str) -> None:
-    if file.endswith(".csv"):
+    if file.endswith((".csv", "v3000.sdf")):
         pytest.importorskip("rdkit", reason="the extra chemistry is not installed")
 
 
@@ -65,6 +83,7 @@ NODES = json.dumps({"nodes": [{"id": 0, "u": 1.0}, {"id": 1, "u": 2.0}], "links"
 Q, CHARGE = ({"name": name, "on": "node", "key": key} for name, key in (("q", "mulliken"), ("charge", "formal_charge")))
 TABLES: dict[str, dict[str, Any]] = {
     "a.sdf": ATOMS | {"fields": [GAP], "texts": ["note"]},
+    "v3000.sdf": ATOMS | {"fields": [GAP], "texts": ["note"]},
     "mu.XYZ.gz": ATOMS | {"fields": [{"name": "mu", "on": "graph", "unit": "Debye"}]},
     "a.xyz": ATOMS | {"fields": [GAP | {"unit": "Ha"}, Q], "texts": ["smiles"]},
     "ev.xyz": ATOMS | {"fields": [GAP | {"unit": "eV"}]},
@@ -81,6 +100,8 @@ TABLES: dict[str, dict[str, Any]] = {
 }
 RIGHT: list[tuple[str, str, dict[str, list[Any]]]] = [
     ("a.sdf", TWO, {"gap": [7.5, 10.0], "note": ["two lines"] * 2, "atomic_numbers": [8, 1, 8, 1]}),
+    ("v3000.sdf", SDF.format("3D", 1) + V3000.format("3D", 2), {"gap": [1, 2], "atomic_numbers": [8, 1, 8, 1]}),
+    ("v3000.sdf", V3000.format("3D", 2), {"note": ["two lines"], "positions": [0, 0, 0, 0, 0, 0.96]}),
     ("a.sdf", TWO.replace("M  END\n", ""), {"gap": [7.5, 10.0], "atomic_numbers": [8, 1, 8, 1]}),
     ("mu.XYZ.gz", QM9, {"mu": [0.4]}),
     ("a.xyz", QM9, {"gap": [0.8], "q": [-0.25, 0.25], "smiles": ["[OH]"]}),
@@ -108,7 +129,11 @@ def test_a_layout_has_its_numbers_and_texts(file: str, text: str, values: dict[s
     (tmp_path / file).write_bytes(gzip.compress(text.encode()) if file.endswith(".gz") else text.encode())
     graphs = built(tmp_path, files=[file], **TABLES[file])
     for name, right in values.items():
-        found = list(graphs.texts[name]) if name in graphs.texts else graphs[name].flatten().tolist()
+        found = (
+            list(graphs.texts[name])
+            if name in graphs.texts
+            else (graphs.positions if name == "positions" else graphs[name]).flatten().tolist()
+        )
         assert found == (right if name in graphs.texts else pytest.approx(right))
     assert {*graphs.texts["file"]} == {file}
 
@@ -120,7 +145,17 @@ WRONG = [
     ("a.sdf", TWO.replace("7.5", ""), "no gap for the field gap"),
     ("a.sdf", TWO.replace("  1  2  1  0\n", "", 1), "2 atoms and 1 bonds in 2 lines"),
     ("a.sdf", TWO.replace("  2  1", "  1  1", 1), "1 atoms and 1 bonds in 3 lines"),
-    ("a.sdf", TWO.replace("V2000", "V3000"), "is cut off or not V2000"),
+    ("v3000.sdf", TWO.replace("V2000", "V3000"), "molecule 0 is cut off or damaged"),
+    ("v3000.sdf", V3000.format("2D", 1), "is a drawing in two dimensions"),
+    *[
+        ("v3000.sdf", text, "molecule 0 is cut off or damaged, or no V3000 of elements")
+        for text in (
+            V3000[:150],
+            V3000.replace("COUNTS 2", "COUNTS 1"),
+            V3000.replace("1 O", "1 Ko"),
+            V3000.replace("M  END", ""),
+        )
+    ],
     ("a.sdf", TWO.replace(" O ", " R#"), "an atom 'R#', which is no chemical symbol"),
     ("a.sdf", TWO.replace("<note>", "<gap>"), "molecule 0 has several values of gap; keep one"),
     ("a.sdf", TWO.replace("7.5", "nan"), "field gap: nan"),

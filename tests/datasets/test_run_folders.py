@@ -1,5 +1,7 @@
 """Layouts of calculations and competitions: folders, databases, frames of one molecule."""
 
+import gzip
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +15,8 @@ from ase import Atoms
 from ase.build import bulk
 from ase.db import connect
 
+from hydragnn.datasets.tools import store_info
+from hydragnn.graphs.calculation_files import FAILURES
 from tests.datasets.conftest import built, refused
 
 VASP = Path(ase.__file__).parent / "test" / "testdata" / "vasp"
@@ -22,11 +26,53 @@ ASE: dict[str, Any] = {"kind": "ase", "cutoff": 3.0}
 OSZICAR = (
     "DAV:   1   -0.1E+02\n   1 F= -.75E+01 E0= -.75E+01  d E =-.1E-1\n   2 F= -.75001E+01 E0= -.7501E+01  d E =-.1E-3\n"
 )
+SLOW = OSZICAR.replace("   2 F", "RMM:  60   -0.75E+01\n   2 F")
 COMPETITION = "id,number_of_atoms,gap\n" + "".join(f"{number},1,{number / 4}\n" for number in (1, 2, 10))
 
 
 CHARGE, DENSITY = {"name": "charge", "on": "node"}, {"name": "density", "on": "graph", "shape": [2]}
 DATA = {"density": [0.5, 1.5], "ragged": [[1], [2, 3]]}
+
+
+def steps_of_vasp(at: Path) -> None:
+    """Write runs of three steps, the second of which has as many iterations as NELM."""
+    text = (VASP / "vasprun_pstress.xml").read_text()
+    head, step, tail = re.split("( <calculation>.*</calculation>\n)", text, flags=re.DOTALL)
+    most = step.count("<scstep>")
+    head = re.sub(r'name="NELM">.*?<', f'name="NELM">{most:6d}<', head)
+    good = re.sub(r"  <scstep>.*?</scstep>\n", "", step, count=1, flags=re.DOTALL)
+    (at / "vasprun.xml").write_text(head + good + step + good + tail)
+    text = (VASP / "OUTCAR_example_1").read_text()
+    head, step = re.split(r"(?=^-+ Iteration +1\( +1\))", text, maxsplit=1, flags=re.MULTILINE)
+    last = max(map(int, re.findall(r"Iteration +1\( *(\d+)\)", step)))
+    head = re.sub(r"NELM   = +\d+", f"NELM   = {last:6d}", head)
+    ended = re.search(r"^-.*aborting loop.*$", step, re.MULTILINE)[0]
+    (at / "OUTCAR").write_text(head + step + step.replace(ended, "") + step)
+    (at / "OUTCAR6").write_text(head + step + step.replace("because EDIFF is", "EDIFF was not") + step)
+
+
+@pytest.mark.parametrize("file", ["vasprun.xml", "OUTCAR", "OUTCAR6", "OUTCAR.gz"])
+def test_steps_of_vasp_that_did_not_converge_are_left_out(file: str, tmp_path: Path) -> None:
+    steps_of_vasp(tmp_path)
+    if file.endswith(".gz"):
+        (tmp_path / file).write_bytes(gzip.compress((tmp_path / file[:-3]).read_bytes()))
+    table = {**ASE, "files": [file], "fields": [ENERGY]}
+    for index, some in {":": [0, 2], "-2:": [-1]}.items():
+        graphs = built(tmp_path, f"steps{index[:1]}.h5", **table, index=index)
+        assert list(graphs.texts["name"]) == [f"{file}#{number}" for number in some], index
+    refused(tmp_path, f"{file} has no step whose electrons converged", **table, index="1")
+    assert (
+        store_info(tmp_path / "steps:.h5").notes[0]
+        == f"steps whose electrons did not converge are left out: 1, namely {file}#1"
+    )
+
+
+@pytest.mark.parametrize("kind", sorted(FAILURES))
+def test_outputs_that_say_that_electrons_did_not_converge_are_refused(kind: str, tmp_path: Path) -> None:
+    (tmp_path / "run.out").write_bytes(b"SCF\n  *** " + FAILURES[kind] + b" after 100 cycles\n")
+    refused(
+        tmp_path, f"run.out says {FAILURES[kind].decode()!r}", **ASE, files=["run.out"], fields=[ENERGY], format=kind
+    )
 
 
 def database(path: Path, *more: Any) -> None:
@@ -63,6 +109,13 @@ FOLDERS: list[tuple[dict[str, Any], list[float]]] = [
 ]
 
 
+def test_iterations_below_nelm_of_an_incar_are_converged(tmp_path: Path) -> None:
+    crystals(tmp_path)
+    (tmp_path / "calc/2/OSZICAR").write_text(SLOW)
+    (tmp_path / "calc/2/INCAR").write_text(" ENCUT = 400\n NELM  = 100 ; EDIFF = 1E-6\n")
+    assert len(built(tmp_path, **ASE, **FOLDERS[2][0])) == 3
+
+
 @pytest.mark.parametrize(("table", "values"), FOLDERS)
 def test_a_folder_for_each_structure(table: dict[str, Any], values: list[float], tmp_path: Path) -> None:
     crystals(tmp_path)
@@ -93,6 +146,7 @@ WRONG: list[tuple[Callable[[Path], Any], dict[str, Any], str]] = [
     (put("calc/2/OSZICAR", 44), CONTCAR, "2/CONTCAR, structure 0: no energy"),
     (put("calc/2/OSZICAR", "1 T= 300. E= -1 F= -1 E0= -1\n"), CONTCAR, "2/CONTCAR, structure 0: no energy"),
     (put("calc/2/OSZICAR", f"{OSZICAR} 3 F= -.9E+1 E0= -.9E+1 d E\n"), CONTCAR, "2/CONTCAR, structure 0: no energy"),
+    (put("calc/2/OSZICAR", SLOW), CONTCAR, "2/CONTCAR, structure 0: no energy"),
     (str, {**XML, "files": ["calc"]}, "calc is a folder; name the files of such folders, as in calc/*/vasprun.xml"),
     (str, {**XML, "files": ["calc/*"]}, "calc/1 is a folder; name the files of such folders"),
     (put("labels.csv", COMPETITION[:-9]), LABELS, "no row whose column id is 10/CONTCAR"),
