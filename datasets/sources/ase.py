@@ -126,7 +126,7 @@ class AseBuild(ObjectsBuild):
         return self.texts_of(atoms.info, frame_name(name, self.index, number)) | texts
 
     def unconverged(self, path: Path) -> list[int]:
-        """Return which of the file's steps are left out, since they did not converge."""
+        """Return which steps of a file did not converge."""
         if not self.format and not re.search("OUTCAR|vasp", path.name):  # as other steps are none of VASP
             return []
         steps = converged_steps(path, format_of(path, self.format), self.index)
