@@ -132,8 +132,8 @@ def store_notes(store: DiskStore) -> tuple[str, ...]:
     """Return a sentence for each defect that the manifest counts."""
     parts = store.manifest.parts
     starts = accumulate((part.graphs for part in parts), initial=0)
-    left = [str(store.attributes[LEFT_OUT])] if LEFT_OUT in store.attributes else []
-    return (*left, *_notes(store, joined_defects((part.defects, start) for part, start in zip(parts, starts))))
+    note = [str(store.attributes[LEFT_OUT])] if LEFT_OUT in store.attributes else []
+    return (*note, *_notes(store, joined_defects((part.defects, start) for part, start in zip(parts, starts))))
 
 
 def _notes(store: DiskStore, defects: Defects) -> tuple[str, ...]:

@@ -29,7 +29,7 @@ FAILURES = {
     "nwchem-out": b"Calculation failed to converge",
     "orca-output": b"not fully converged",
 }
-"""What outputs say of electrons that did not converge, by ASE's name of the format."""
+"""Words of outputs about electrons that did not converge, by ASE's name of the format."""
 
 
 def converged_steps(path: Path, kind: str, index: str = ":") -> list[bool]:
@@ -46,8 +46,8 @@ def converged_steps(path: Path, kind: str, index: str = ":") -> list[bool]:
     with open_with_compression(str(path), "rb") as file:
         if kind in FAILURES:
             if any(FAILURES[kind] in line for line in file):
-                said = FAILURES[kind].decode()
-                raise InputError(f"{path} says {said!r}, and what did not converge is no label; leave it out")
+                words = FAILURES[kind].decode()
+                raise InputError(f"{path} says {words!r}, and what did not converge is no label; leave it out")
         elif kind == "vasp-out":
             last, end = 0, b""
             for mark in filter(None, map(_OUTCAR.search, file)):
@@ -87,10 +87,10 @@ def with_energy(atoms: Any, path: Path) -> Any:
     if path.name == "CONTCAR" and oszicar.is_file():
         check_readable(oszicar)
         with suppress(ValueError):  # fewer than two steps, or stars in place of a number
-            text, said = (one.read_text("latin-1") if one.is_file() else "" for one in (oszicar, incar))
+            text, incar_text = (one.read_text("latin-1") if one.is_file() else "" for one in (oszicar, incar))
             steps = _ENERGIES.findall(text)[-2:]
             (_, before, _), (last, free, energy) = [(turns, *map(float, step)) for turns, *step in steps]
-            most = re.search(r"^[ \t]*NELM\s*=\s*(\d+)", said, re.MULTILINE)
+            most = re.search(r"^[ \t]*NELM\s*=\s*(\d+)", incar_text, re.MULTILINE)
             if abs(free - before) <= 1e-3 * len(atoms) and last != (most[1] if most else "60"):  # eV
                 atoms.calc = ReadResults({"energy": energy, "free_energy": free})
     return atoms

@@ -88,13 +88,13 @@ class AseBuild(ObjectsBuild):
                 if self.index == ":":
                     return
                 number = 0
-            left = self.unconverged(path)
+            failed = self.unconverged(path)
             for atoms in structures_of(path, self.index, self.format, self.text_keys, self.dumps, keys):
-                yield None if number in left else (len(atoms), partial(_itself, atoms))
+                yield None if number in failed else (len(atoms), partial(_itself, atoms))
                 number += 1
             if not number and self.index == ":":
                 raise InputError(f"{path} has no structure, or no finished step; remove it, or repair it")
-            if number and number == len(left):
+            if number and number == len(failed):
                 raise InputError(f"{path} has no step whose electrons converged, and so no labels; leave the file out")
         except InputError:
             raise
@@ -135,10 +135,10 @@ class AseBuild(ObjectsBuild):
     def notes(self) -> Mapping[str, Any]:
         """Return what is left out of the files."""
         files = [] if self._objects is not None else self.named_files()
-        left = [frame_name(name, self.index, number) for path, name in files for number in self.unconverged(path)]
-        some = ", ".join([*left[:3], *(["..."] if left[3:] else [])])
+        names = [frame_name(name, self.index, number) for path, name in files for number in self.unconverged(path)]
+        some = ", ".join([*names[:3], *(["..."] if names[3:] else [])])
         return (
-            {LEFT_OUT: f"steps whose electrons did not converge are left out: {len(left)}, namely {some}"}
+            {LEFT_OUT: f"steps whose electrons did not converge are left out: {len(names)}, namely {some}"}
             if left
             else {}
         )
