@@ -139,7 +139,7 @@ class AseBuild(ObjectsBuild):
         some = ", ".join([*names[:3], *(["..."] if names[3:] else [])])
         return (
             {LEFT_OUT: f"steps whose electrons did not converge are left out: {len(names)}, namely {some}"}
-            if left
+            if names
             else {}
         )
 
