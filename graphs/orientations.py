@@ -188,7 +188,7 @@ def with_orientations(graph: GraphBatch, turns: ndarray, phase: ndarray, laue: M
     return graph.with_fields({name: torch.from_numpy(one) for name, one in values.items()}, fields=FIELDS)
 
 
-def with_mean_orientations(
+def with_means(
     graph: GraphBatch, turns: ndarray, owner: ndarray, phase: ndarray, laue: Mapping[int, str]
 ) -> GraphBatch:
     """Return grains with means and spreads of their points' orientations."""

@@ -14,14 +14,7 @@ from hydragnn.datasets.sources.base import BuildSettings
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Field
 from hydragnn.graphs.mesoscale import from_labels
-from hydragnn.graphs.orientations import (
-    LAUE,
-    cells_of_points,
-    from_bunge,
-    grains_of_map,
-    joined_grains,
-    with_mean_orientations,
-)
+from hydragnn.graphs.orientations import LAUE, cells_of_points, from_bunge, grains_of_map, joined_grains, with_means
 
 Array = Any  # of numpy
 
@@ -81,7 +74,7 @@ class MapSettings(BuildSettings, ABC):
         grain = joined_grains(grain, steps, periodic) if self.smallest else grain
         graph = from_labels(grain, steps, periodic, background=0, unit="um", name=str(path))
         if turns is not None:
-            graph = with_mean_orientations(graph, turns[inside], owner, kinds, laue)
+            graph = with_means(graph, turns[inside], owner, kinds, laue)
         if not self.phases:
             return graph
         field = Field(name="phase", on="node", classes=len(self.phases), dtype="int64")

@@ -3,15 +3,13 @@
 import re
 from collections.abc import Iterator
 from functools import partial
-from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hydragnn.base.errors import InputError, as_input_error
+from hydragnn.base.errors import InputError, MissingPackageError, as_input_error
 from hydragnn.base.limits import check_claim
 from hydragnn.datasets.sources.base import BuildSettings, Make
 from hydragnn.datasets.sources.meshio_files import read_vti
@@ -21,9 +19,6 @@ from hydragnn.graphs.field import Location
 
 TIFF = (".tif", ".tiff")
 SUFFIXES = (".npy", *TIFF, ".png", ".vti")
-
-DESCRIPTION, ACROSS, DOWN, UNIT = 270, 282, 283, 296
-"""Tags of a TIFF: the text in which ImageJ and OME describe pages and lengths, and pixels per unit of length."""
 
 INCH, PRINTED = 2, (72, 96, 100, 144, 150, 200, 300, 400, 600, 1200)
 """Unit of pixels per inch, and how many of them belong to printers and screens."""
@@ -126,31 +121,38 @@ def read_image(
 
 def _pages(path: Path) -> NDArray[Any] | None:
     """Return the pages of an image, stacked; None for colours."""
-    from PIL import Image, ImageSequence
-
-    if path.suffix.lower() in TIFF and find_spec("tifffile"):
-        with import_module("tifffile").TiffFile(path) as file:
+    if path.suffix.lower() in TIFF:
+        with _tiff(path) as file:
             axes = file.series[0].axes
-            _check_axes(path, "T" in axes, "C" in axes)
+            if other := [name for letter, name in (("T", "time"), ("C", "channels")) if letter in axes]:
+                raise InputError(f"{path} has an axis of {other[0]}; write each image as a file of its own")
             check_claim(path, sum(one.nbytes for one in file.series))
             stacks = [np.asarray(one.asarray()) for one in file.series]  # several where pages were written one by one
             return None if "S" in axes else stacks[0] if len(stacks) == 1 else np.stack(stacks)
+    from PIL import Image
+
     with Image.open(path) as file:
-        check_claim(path, file.width * file.height * getattr(file, "n_frames", 1))
-        pages = [np.asarray(page) for page in ImageSequence.Iterator(file)]
-        text = str(getattr(file, "tag_v2", {}).get(DESCRIPTION, ""))
-    _check_axes(path, "frames=" in text, "channels=" in text)
-    described = re.search(r"images=(\d+)", text)
-    if described and int(described[1]) > len(pages):
-        raise InputError(f"{path}: only {len(pages)} of {described[1]} pages of ImageJ can be read; install tifffile")
-    if pages[0].ndim > 2:
-        return None
-    return pages[0] if len(pages) == 1 else np.stack(pages)
+        check_claim(path, file.width * file.height)
+        image = np.asarray(file)
+    return None if image.ndim > 2 else image
+
+
+def _tiff(path: Path) -> Any:
+    """Return an open TIFF."""
+    try:
+        from tifffile import TiffFile
+    except ImportError as error:
+        raise MissingPackageError("tifffile", "images", f"reading {path}") from error
+    return TiffFile(path)
 
 
 def voxel_sizes(path: Path, axes: int) -> tuple[list[float] | float, str]:
     """Return a voxel's lengths and their unit as a TIFF states them, else 1."""
-    text, pixels, unit = _description(path) if path.suffix.lower() in TIFF else ("", (1.0, 1.0), 1)
+    text, pixels, unit = "", (1.0, 1.0), 1
+    if path.suffix.lower() in TIFF:
+        with _tiff(path) as file:
+            page = file.pages[0]
+            text, pixels, unit = page.description, page.resolution[::-1], int(page.resolutionunit)
     sizes, units = (
         dict(re.findall(rf"PhysicalSize([XYZ]){form}", text)) for form in (rf"=.({NUMBER})\b", "Unit=.([^'\"]+)")
     )
@@ -172,24 +174,3 @@ def voxel_sizes(path: Path, axes: int) -> tuple[list[float] | float, str]:
     of_tags = "".join(filter(None, named.groups())) if named else {INCH: "inch", INCH + 1: "cm"}.get(unit, "")
     of_file = units.get("X", "um") if "PhysicalSize" in text else of_tags
     return lengths, re.sub(r"^(µ|μ|\\u00B5|u)m$|^microns?$", "um", of_file) if UNITS.match(of_file) else ""
-
-
-def _description(path: Path) -> tuple[str, tuple[float, float], int]:
-    """Return a TIFF's description, pixels per length downwards and across, and unit."""
-    if find_spec("tifffile"):
-        with import_module("tifffile").TiffFile(path) as file:
-            page = file.pages[0]
-            return page.description, page.resolution[::-1], int(page.resolutionunit)
-    from PIL import Image
-
-    with Image.open(path) as file:
-        tags = getattr(file, "tag_v2", {})
-        return str(tags.get(DESCRIPTION, "")), (float(tags.get(DOWN, 1)), float(tags.get(ACROSS, 1))), tags.get(UNIT, 1)
-
-
-def _check_axes(path: Path, in_time: bool, in_channels: bool) -> None:
-    """Raise InputError where an axis of an image is none of space."""
-    if in_time or in_channels:
-        raise InputError(
-            f"{path} has an axis of {'time' if in_time else 'channels'}; write each image as a file of its own"
-        )

@@ -17,12 +17,10 @@ from ase import Atoms, units
 from ase.calculators.calculator import Calculator
 from ase.data import atomic_masses, atomic_numbers
 from jaxtyping import Float
-from rich.progress import track
 
 from hydragnn.base.arguments import check_arguments
 from hydragnn.base.errors import InputError, MissingPackageError, print_note
 from hydragnn.base.files import write_atomically
-from hydragnn.base.terminal import PlainConsole
 from hydragnn.ensemble.ensemble import Ensemble, ensemble_of
 from hydragnn.ensemble.estimates.moments import Array
 from hydragnn.ensemble.uses.calculator import EnsembleCalculator
@@ -36,6 +34,10 @@ CUTOFF = 5.0  # Angstrom, of calculators, which do not say theirs, unless their 
 FINEST = 0.01  # meV, of widths: less is one in eV
 MESH, DIRECTIONS = 0.1, 1000  # 1/Angstrom between points of the density of states; directions for each momentum
 ISOTOPE = 5e-4  # of a mass: beyond the rounding of tables; Ti-48 and Fe-56 are 0.0016 away
+POLAR = {
+    *["H", "B", "C", "N", "O", "F", "Si", "P", "S", "Cl", "Ge", "As", "Se", "Br", "Sb", "Te", "I"]
+}  # insulators of several elements have at least one
+UNSPLIT = "in an insulator of these elements, longitudinal optical modes near the origin lie too low: models have no Born charges, and nothing splits them from transverse ones"
 FLOOR = 0.01  # of the largest value: a spectrum is empty below. Spreads have it in addition: equal members may be wrong
 
 
@@ -56,13 +58,15 @@ class NeutronSpectrum:
     weights: Float[Array, " members"]
     crystals: tuple[Atoms, ...]  # relaxed by each member
     domain: str = ""  # reason why the crystal is outside the training domain
+    lacks: str = ""  # what the spectrum leaves out, and this crystal may have
     factors: Mapping[str, float] = field(default_factory=dict)  # half widths of the band over the spread
     level: float = math.nan
 
     def __str__(self) -> str:
-        return (
+        what = (
             f"neutron spectrum of {len(self.names)} members to {self.energies[-1]:.3g} meV, {len(self.momenta)} momenta"
         )
+        return f"{what}; {self.lacks}" if self.lacks else what
 
     @property
     def cells(self) -> Float[Array, "members 3 3"]:
@@ -131,7 +135,9 @@ class NeutronSpectrum:
         """Write arrays to an ``.npz`` file, with settings and units as JSON."""
         if Path(path).suffix != ".npz":
             raise InputError(f"{path}: a spectrum is saved as .npz; name it so")
-        facts = {name: getattr(self, name) for name in ("settings", "names", "factors", "level", "domain", "model")}
+        facts = {
+            name: getattr(self, name) for name in ["settings", "names", "factors", "level", "domain", "lacks", "model"]
+        }
         facts["units"] = {"energies": "meV", "momenta": "1/Angstrom", "dos": "1/meV", "intensity": "mbarn/meV"}
         arrays = {name: getattr(self, name) for name in ("energies", "momenta", "weights", "cells")}
         arrays["positions"] = np.stack([one.positions for one in self.crystals])
@@ -192,11 +198,6 @@ def neutron_spectrum(
     width at half maximum in meV, ``temperature`` is in K. ``scattering_lengths`` in fm by element replace those of Sears (1992), as for isotopes.
     ``model`` is a folder, which may name classes of the modules in ``allow_code``, an ensemble, or a calculator of ASE as a reference. InputError for what has no spectrum, as molecules and unstable crystals.
     """
-    try:
-        import euphonic  # noqa: F401
-        import phonopy  # noqa: F401
-    except ImportError as error:
-        raise MissingPackageError("euphonic", "neutron", "a neutron spectrum") from error
     numbers = [width, temperature, pressure or 0.0, *(scattering_lengths or {}).values()]
     if not all(isinstance(one, Number) and np.isfinite(one) for one in numbers) or min(width, temperature) <= 0:
         raise InputError("width, temperature, pressure and lengths are not all finite, or the first two not above 0")
@@ -213,18 +214,18 @@ def neutron_spectrum(
     calculators, weights, cutoff = _potentials(model, CUTOFF if supercell is None else 0.0)
     if domain := model.predict([atoms]).domain[0] if isinstance(model, Ensemble) else "":
         print_note(f"the crystal is outside the training domain: {domain}")
-    repeats, console = _repeats(atoms, cutoff, supercell), PlainConsole(stderr=True, work=True)
-    show: dict[str, Any] = {"console": console, "transient": True, "disable": not console.is_terminal}
+    if lacks := UNSPLIT if len({*atoms.symbols}) > 1 and POLAR & {*atoms.symbols} else "":
+        print_note(f"{atoms.symbols}: {lacks}")
+    repeats = _repeats(atoms, cutoff, supercell)
     with warnings.catch_warnings():
         for words in ("More than one OpenMP", "primitive_matrix defaulted"):  # one thread; the primitive cell
             warnings.filterwarnings("ignore", words)
-        relaxed = (_relaxed(name, one, atoms, pressure) for name, one in track(calculators, "force constants", **show))
-        phonons = [_phonons(name, crystal, repeats) for (name, _), crystal in zip(calculators, relaxed)]
+        phonons = [_phonons(name, _relaxed(name, one, atoms, pressure), repeats) for name, one in calculators]
         if energies is None:
             highest = max(mesh.frequencies.to("meV").magnitude.max() for _, mesh, _ in phonons)
             energies = np.arange(width, 1.05 * highest + 2 * width, step)
         own = {"energies": energies, "momenta": momenta, "width": width, "temperature": temperature}
-        pairs = [_spectra(*one[:2], lengths, **own) for one in track(phonons, "spectra", **show)]
+        pairs = [_spectra(*one[:2], lengths, **own) for one in phonons]
     return NeutronSpectrum(
         members={what: np.stack(values) for what, values in zip(("dos", "intensity"), zip(*pairs))},
         energies=(energies[1:] + energies[:-1]) / 2,
@@ -235,6 +236,7 @@ def neutron_spectrum(
         weights=weights / weights.sum(),
         crystals=tuple(crystal for *_, crystal in phonons),
         domain=domain,
+        lacks=lacks,
     )
 
 
@@ -269,17 +271,19 @@ def _axis(name: str, values: Any, least: float, even: bool) -> Float[Array, " va
         axis = np.empty(0)
     rises = axis.ndim == 1 and np.isfinite(axis).all() and (np.diff(axis, prepend=least) > 0).all()
     if not rises or len(axis) < 1 + 2 * even or (even and np.ptp(np.diff(axis)) > 1e-6 * axis[-1]):
-        raise InputError(
-            f"{name} do not rise from 0; give |Q| in 1/Angstrom, or edges of even bins, two or more, in meV"
-        )
+        move = "give |Q| in 1/Angstrom, or edges of even bins, two or more, in meV"
+        raise InputError(f"{name} do not rise from 0; {move}")
     return axis
 
 
 def _lengths(atoms: Atoms, own: Mapping[str, float]) -> dict[str, Any]:
     """Return scattering lengths by element; InputError without them, or a crystal."""
-    from euphonic import ureg
-    from euphonic.isotopes import LegacyJsonData
-
+    try:
+        import phonopy  # noqa: F401
+        from euphonic import ureg
+        from euphonic.isotopes import LegacyJsonData
+    except ImportError as error:
+        raise MissingPackageError("euphonic", "neutron", "a neutron spectrum") from error
     crystal = isinstance(atoms, Atoms) and len(atoms) and atoms.pbc.all() and np.isfinite(atoms.positions).all()
     if not crystal or not np.linalg.det(atoms.cell.array) > 1e-6:
         what = getattr(atoms, "symbols", type(atoms).__name__)
@@ -336,9 +340,8 @@ def _relaxed(name: str, calculator: Calculator, atoms: Atoms, pressure: float | 
     from ase.optimize import BFGS
 
     if lacks := {"forces", *(["stress"] * (pressure is not None))} - {*calculator.implemented_properties}:
-        raise InputError(
-            f"{name} has no {' and no '.join(sorted(lacks))}; train with it (pressure=None needs no stress)"
-        )
+        what = " and no ".join(sorted(lacks))
+        raise InputError(f"{name} has no {what}; train with it (pressure=None needs no stress)")
     crystal = atoms.copy()
     crystal.calc = calculator
     crystal.set_constraint(FixSymmetry(crystal) if _is_symmetric(crystal) else None)
@@ -357,10 +360,8 @@ def _relaxed(name: str, calculator: Calculator, atoms: Atoms, pressure: float | 
 
 def _is_symmetric(crystal: Atoms) -> bool:
     """Return whether atoms of an element differ in place alone."""
-    names = {"initial_magmoms", "initial_charges"}  # what symmetry by elements overlooks
-    if isinstance(crystal.calc, EnsembleCalculator):
-        structures = crystal.calc.structures
-        names |= {structures.key(crystal, one) for one in structures.fields}
+    names, structures = {"initial_magmoms", "initial_charges"}, getattr(crystal.calc, "structures", None)
+    names |= {structures.key(crystal, one) for one in structures.fields} if structures else set()
     read, numbers = [crystal.arrays[name] for name in names & {*crystal.arrays}], {*crystal.numbers}
     return not any(np.ptp(values[crystal.numbers == one], axis=0).any() for values in read for one in numbers)
 
@@ -383,10 +384,8 @@ def _phonons(name: str, crystal: Atoms, repeats: Sequence[int]) -> tuple[Any, An
 
     what = {"symbols": list(crystal.symbols), "masses": crystal.get_masses(), "cell": crystal.cell.array}
     cell = PhonopyAtoms(**what, scaled_positions=crystal.get_scaled_positions())
-    how: dict[str, Any] = (
-        {"primitive_matrix": "auto"} if _is_symmetric(crystal) else {"primitive_matrix": "P", "is_symmetry": False}
-    )
-    phonopy = Phonopy(cell, supercell_matrix=np.diag(repeats), **how)
+    even = _is_symmetric(crystal)
+    phonopy = Phonopy(cell, np.diag(repeats), primitive_matrix="auto" if even else "P", is_symmetry=even)
     phonopy.generate_displacements()
     origin, forces = [phonopy.supercell.u2u_map[one] for one in phonopy.supercell.s2u_map], []
     for displaced in phonopy.supercells_with_displacements:
@@ -406,10 +405,8 @@ def _phonons(name: str, crystal: Atoms, repeats: Sequence[int]) -> tuple[Any, An
     modes = np.sort(mesh.frequencies.to("meV").magnitude, axis=1)
     lowest = modes[:, 0]
     if modes[:, 2].max() < STILL:
-        reason = f"three modes stay below {STILL:g} meV, as those of a molecule in a box"
-        raise InputError(
-            f"by member {name} nothing holds cells of {crystal.symbols} together: {reason}; give a crystal"
-        )
+        why = f"three modes stay below {STILL:g} meV, as those of a molecule in a box"
+        raise InputError(f"by member {name} nothing holds cells of {crystal.symbols} together: {why}; give a crystal")
     if lowest.min() < -GAP:
         mode = f"an imaginary mode, {-lowest.min():.3g}i meV at q = {mesh.qpts[lowest.argmin()].round(3).tolist()}"
         raise InputError(f"member {name} has {mode}; leave it out, or train it on crystals like this one")

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,6 @@ import torch
 from ase import Atoms
 from ase.build import bulk, molecule
 from ase.io import write
-from PIL import Image
 
 from hydragnn.datasets import StoreWriter, build_store, examine_store, read_build_settings
 from hydragnn.datasets.merging import merge_stores
@@ -430,13 +430,10 @@ def test_volumes_of_voxels_have_the_unit_of_the_file(settings: dict[str, Any], u
     assert built(tmp_path, kind="voxels", files=["a.tif"], spacing=1.0).fields["volume"].unit == ""
 
 
-def test_lengths_of_voxels_need_no_other_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from hydragnn.datasets.sources import voxels
-
-    monkeypatch.setattr(voxels, "find_spec", lambda name: None)
-    labels = Image.fromarray(np.array([[1, 1, 2, 2]], dtype=np.uint8))
-    labels.save(tmp_path / "a.tif", tiffinfo={282: 4.0, 283: 2.0, 296: 3})
-    assert built(tmp_path, kind="voxels", files=["a.tif"])["volume"].tolist() == [0.25, 0.25]
+def test_a_tiff_without_its_reader_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    image(tmp_path)
+    monkeypatch.setitem(sys.modules, "tifffile", None)
+    refused(tmp_path, "pip install 'hydragnn-ensemble[images]'", kind="voxels", files=["a.tif"])
 
 
 GRAPHML = """<graphml xmlns="http://graphml.graphdrawing.org/xmlns">{keys}

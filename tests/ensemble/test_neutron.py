@@ -264,6 +264,15 @@ def test_what_has_no_spectrum_is_refused(says: str, model: Any, atoms: Any, opti
     refused(says, neutron_spectrum, model, atoms, **{"momenta": [2.0, 4.0], "supercell": (3, 3, 3)} | options)
 
 
+def test_a_crystal_that_may_be_polar_says_what_its_spectrum_lacks(capsys: pytest.CaptureFixture[str]) -> None:
+    crystals = [bulk("Ar", a=5.3, cubic=True) for _ in range(2)]
+    for other, crystal in zip(("C", "Ti"), crystals):
+        crystal.symbols = ["Ar", other, other, "Ar"]
+    polar, metal = (neutron_spectrum(argon(), one, momenta=[2.0], supercell=(2, 2, 2)) for one in crystals)
+    assert "no Born charges" in polar.lacks and polar.lacks in str(polar) and polar.lacks in capsys.readouterr().err
+    assert metal.lacks == "" and "lie too low" not in str(metal)
+
+
 def test_a_supercell_within_two_cutoffs_of_a_model_is_refused(strained: tuple[Path, Atoms]) -> None:
     refused(
         r"at least \[4, 4, 4\] are wider than two cutoffs of 4 Ang",
