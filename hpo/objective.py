@@ -3,6 +3,9 @@
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from typing import Annotated, Any
+
+from pydantic import Discriminator, Field, Tag
 
 from hydragnn.base.errors import InputError, words_of
 from hydragnn.base.imports import REFERENCE, function_named
@@ -10,7 +13,24 @@ from hydragnn.base.settings import Settings
 from hydragnn.hpo.fronts import Bounds
 from hydragnn.record import RunRecord
 
-Quantity = str | dict[str, float]
+
+def _kind(value: Any) -> str:
+    """Return which form of an objective is meant, whose parser names what is wrong."""
+    if isinstance(value, list):
+        return "several"
+    if isinstance(value, Goal) or (isinstance(value, Mapping) and {"of", "at_most"} & value.keys()):
+        return "bounded"
+    return "weights" if isinstance(value, Mapping) else "name"
+
+
+_form = Discriminator(
+    _kind,
+    custom_error_type="objective",
+    custom_error_message="give a name, or weights of fields; of and at_most are for one of several objectives in a list",
+)
+Name = Annotated[str, Tag("name")]
+Weights = Annotated[dict[str, Annotated[float, Field(ge=0, strict=True)]], Tag("weights")]
+Quantity = Annotated[Name | Weights, _form]
 """A curve, a cost, weights per field of normalised errors, or ``package.module:function``."""
 
 
@@ -20,7 +40,7 @@ class Goal(Settings):
     of: Quantity
     """Quantity that is minimised, as an objective alone."""
 
-    at_most: float | None = None
+    at_most: float | None = Field(default=None, strict=True)
     """Trials with a larger value count after all others, and are not chosen."""
 
 
@@ -32,7 +52,9 @@ NO_ENERGY = (
     "to users); take another objective"
 )
 
-Objective = Quantity | list[Quantity | Goal]
+Bounded = Annotated[Goal, Tag("bounded")]
+Several = Annotated[list[Annotated[Name | Weights | Bounded, _form]], Tag("several")]
+Objective = Annotated[Name | Weights | Several, _form]
 """One quantity, or several, of which each may have a bound."""
 
 

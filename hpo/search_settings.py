@@ -1,6 +1,5 @@
 """The [search] section of CAMPAIGN.toml, typed."""
 
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -10,7 +9,7 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 from hydragnn.base.errors import InputError
 from hydragnn.base.settings import ActsWith, Settings
 from hydragnn.hpo.launching.sites import check_site
-from hydragnn.hpo.objective import Objective, goals_of
+from hydragnn.hpo.objective import Objective, goals_of, quantity_text
 from hydragnn.hpo.space.parameters import Parameter, parsed_parameter
 
 DEFAULT = "default"
@@ -122,20 +121,6 @@ class SearchSettings(Settings):
             raise ValueError('give a number from 1, or "auto"')
         return value
 
-    @field_validator("objective", mode="before")
-    @classmethod
-    def _finite_bounds(cls, value: Any) -> Any:
-        """Refuse bounds by name; the union would blame the whole list."""
-        if isinstance(value, Mapping) and "at_most" in value:
-            raise ValueError("a bound is for one of several objectives; list another, or leave at_most out")
-        for goal in value if isinstance(value, list) else []:
-            bound = goal.get("at_most") if isinstance(goal, Mapping) and "of" in goal else None
-            if bound is not None and not (type(bound) in (int, float) and math.isfinite(bound)):
-                raise ValueError(
-                    f"at_most = {bound!r} of {goal['of']} is no finite number; correct it, or leave it out"
-                )
-        return value
-
     @model_validator(mode="after")
     def _check(self) -> "SearchSettings":
         if sorted(set(self.rungs)) != self.rungs or (self.rungs and self.rungs[0] < 1):
@@ -143,13 +128,16 @@ class SearchSettings(Settings):
         quantities = [goal.of for goal in goals_of(self.objective)]
         if isinstance(self.objective, list) and len(quantities) < 2:
             raise ValueError("objective: a list has two objectives or more; give the only one by itself")
-        for one in (one for one in quantities if isinstance(one, dict)):
-            if not any(weight > 0 for weight in one.values()):
-                raise ValueError("objective: no field has a positive weight; give at least one")
-            if min(one.values()) < 0:
-                raise ValueError("objective: a negative weight rewards errors; use weights of 0 or more")
-        if twice := next((one for one in quantities if quantities.count(one) > 1), None):
-            raise ValueError(f"objective: {twice} is given twice; give every objective once")
+        if any(isinstance(one, dict) and not any(one.values()) for one in quantities):
+            raise ValueError("objective: no field has a positive weight; give at least one")
+        shares = [
+            one
+            if isinstance(one, str)
+            else {field: weight / sum(one.values()) for field, weight in one.items() if weight}
+            for one in quantities
+        ]
+        if twice := next((one for one, share in zip(quantities, shares) if shares.count(share) > 1), None):
+            raise ValueError(f"objective: {quantity_text(twice)} is given twice; give every objective once")
         return self
 
     @property

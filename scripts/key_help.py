@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import cache
 from itertools import pairwise
-from typing import Literal, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from pydantic.fields import FieldInfo
 
@@ -97,12 +97,12 @@ def sections() -> Iterator[KeySection]:
 
 def keys_of(section: KeySection) -> Iterator[Key]:
     """Yield the keys of a section."""
-    meanings = meanings_of(section.settings)
+    meanings, types = meanings_of(section.settings), get_type_hints(section.settings)  # without Annotated
     for name in section.names:
         field, meaning = section.settings.model_fields[name], meanings.get(name, "")
         yield Key(
             key=name,
-            type=_type_text(field),
+            type=_type_text(types[name]),
             default=_default_text(field),
             range=_range_text(field),
             unit=_unit_text(name, field, meaning),
@@ -177,12 +177,10 @@ def meanings_of(settings: type[Settings]) -> dict[str, str]:
     }
 
 
-def _type_text(field: FieldInfo) -> str:
-    annotation = field.annotation
+def _type_text(annotation: Any) -> str:
     if get_origin(annotation) is Literal:
         return ", ".join(f"`{value!r}`".replace("'", '"') for value in get_args(annotation))
     text = annotation.__name__ if inspect.isclass(annotation) and not get_args(annotation) else str(annotation)
-    text = re.sub(r"Annotated\[([^,\[\]]+), (?:[^\[\]]|\[[^\[\]]*\])*\]", r"\1", text)
     return re.sub(r"\b(?:\w+\.)+(\w+)", r"\1", text).replace("NoneType", "None")
 
 

@@ -191,7 +191,10 @@ def test_a_folder_is_not_taken_over(search: Search, settings: Settings, tmp_path
         ({"objective": ["valid/loss", {"of": "cost/parameters", "at_mots": 3}]}, "at_mots"),
         ({"objective": "cost/joules_per_graph"}, "the machine measures no energy.* take another objective"),
         ({"objective": ["valid/loss", "cost/joules_per_graph"]}, "the machine measures no energy"),
-        ({"objective": ["valid/loss", {"of": {"moment": -1.0, "other": 1.0}}]}, "a negative weight rewards errors"),
+        (
+            {"objective": ["valid/loss", {"of": {"moment": -1.0, "other": 1.0}}]},
+            r"objective\.1\.of\.moment: Input should be greater",
+        ),
         ({"warm_start": ["nowhere"]}, "neither a campaign"),
         ({"nodes_per_trial": [3, 2]}, r"nodes_per_trial = \(3, 2\); give the smallest"),
         ({"nodes_per_trial": 0}, "at least 1"),
