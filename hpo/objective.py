@@ -15,7 +15,7 @@ from hydragnn.record import RunRecord
 
 
 def _kind(value: Any) -> str:
-    """Return which form of an objective is meant, whose parser names what is wrong."""
+    """Return the form of an objective, which decides its parser."""
     if isinstance(value, list):
         return "several"
     if isinstance(value, Goal) or (isinstance(value, Mapping) and {"of", "at_most"} & value.keys()):
