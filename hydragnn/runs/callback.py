@@ -270,8 +270,8 @@ class RunCallback:
         )
 
     def on_epoch_end(self, state: TrainState) -> None:
-        """Write a due checkpoint and record, and show the epoch."""
-        if self.due(state):
+        """Write a due checkpoint, but not the last, and show the epoch."""
+        if state.epoch < self.settings.epochs and self.due(state):
             self.save(state)
         if time.monotonic() - self.written_at > self.heart.every:
             self.write(state)
@@ -289,9 +289,17 @@ class RunCallback:
         return self.ranks.any(late)
 
     @phase("saving")
-    def save(self, state: TrainState) -> None:
-        """Write a checkpoint and the best epoch's model."""
-        save_checkpoint(self.folder / "checkpoints", state, self.mesh, identity(self.record), self.heart.attempt)
+    def save(self, state: TrainState, *, over: bool = False) -> None:
+        """Write a checkpoint and the best epoch's model.
+
+        Once training is ``over``, the model alone has to be written.
+        """
+        try:
+            save_checkpoint(self.folder / "checkpoints", state, self.mesh, identity(self.record), self.heart.attempt)
+        except InputError as note:
+            if not over:
+                raise
+            self.add_note(f"the training is complete, and its last checkpoint is missing: {note}")
         self.export(state)
         self.saved_at = time.monotonic()
 

@@ -185,7 +185,7 @@ def train_to_end(run: Assembly, callback: RunCallback, until: int | None) -> Run
         with reserve_memory():
             context = replace(run.context, counting=callback.stopwatch.work.counting)
             status = train_epochs(state, run.data, context, callback, until)
-            callback.save(state)
+            callback.save(state, over=status != "paused")
             try:
                 callback.call("rung" if status == "paused" else "end", state, {})
             except InputError as note:  # what comes after a training cannot end it
@@ -203,7 +203,8 @@ def train_to_end(run: Assembly, callback: RunCallback, until: int | None) -> Run
         failure = first_failure(failure_of(error), callback.folder, callback.ranks)
         with suppress(InputError):  # a full disk must not hide what happened
             callback.write(state, status="failed", failure=failure)
-        callback.close(f"failed in epoch {state.epoch + 1}: {failure.message}")
+        place = f"in epoch {state.epoch + 1}" if state.epoch < until else f"after epoch {state.epoch}, the last"
+        callback.close(f"failed {place}: {failure.message}")
         if failure.kind == "diverged" or (failure.kind == "out_of_memory" and callback.ranks.size == 1):
             return callback.record
         raise

@@ -5,6 +5,8 @@ import resource
 import shutil
 import signal
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from hydragnn.base.files import digest, read_json, write_json, write_sealed
 from hydragnn.config import RunConfig
 from hydragnn.record import RunRecord, read_record, write_record
 from hydragnn.runs.folder import decisive
+from hydragnn.runs.progress import Progress
 from tests.hydragnn.training.conftest import (
     HARD,
     RunOnce,
@@ -129,21 +132,42 @@ def test_a_run_moves_from_one_rank_to_two_in_parts_to_three_and_back_with_the_un
     assert_same_curves(trained("whole", config), record)
 
 
-def test_a_full_disk_ends_a_run_with_a_sentence_and_keeps_its_checkpoint(trained: Trained, tmp_path: Path) -> None:
+def test_a_full_disk_ends_a_run_with_a_sentence_and_keeps_its_checkpoint(
+    trained: Trained, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     trained(until=1)
     before = files(tmp_path / "run" / "checkpoints")
-    size = max(len(content) for content in before.values())
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size // 2, hard))  # the largest file that can be written
-    try:
-        with pytest.raises(InputError, match="cannot write"):
-            trained(resume=True)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    with largest_file(max(map(len, before.values())) // 2), pytest.raises(InputError, match="cannot write"):
+        trained(until=2, resume=True, progress=Progress())
     assert files(tmp_path / "run" / "checkpoints") == before
     failed = read_record(tmp_path / "run")
     assert failed.status == "failed" and "cannot write" in failed.failure.message
+    assert "failed after epoch 2, the last: cannot write" in capfd.readouterr().err
     assert trained(resume=True).status == "finished"
+
+
+def test_a_disk_that_fills_after_the_last_epoch_leaves_the_finished_model(trained: Trained, tmp_path: Path) -> None:
+    whole = trained("whole")
+    trained(until=2)
+    before = files(tmp_path / "run" / "checkpoints")
+    with largest_file(max(map(len, before.values())) // 2):
+        record = trained(resume=True)
+    assert record.status == "finished" and "its last checkpoint is missing: cannot write" in record.notes[-1]
+    assert files(tmp_path / "run" / "checkpoints") == before
+    kept, expected = ((tmp_path / name / "model" / "weights.safetensors").read_bytes() for name in ("run", "whole"))
+    assert kept == expected
+    assert_same_curves(whole, record)
+
+
+@contextmanager
+def largest_file(size: int) -> Iterator[None]:
+    """Let no file grow beyond a size, as on a disk that is full."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 CONSTANT: dict[str, Any] = {"train__schedule": "constant", "train__ema_decay": 0.9, "model__dropout": 0.2}
