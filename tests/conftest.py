@@ -1,5 +1,6 @@
 """Annotations are checked in the tests, shapes by jaxtyping, and every test runs on one thread."""
 
+import gc
 import importlib
 import signal
 import sys
@@ -55,13 +56,13 @@ def checked(function: Any = None, *, typechecker: Callable[[Any], Any]) -> Any:
     @wraps(function)
     def call(*given: Any, **named: Any) -> Any:
         nonlocal strict, test, calls
-        # Dynamo cannot count, and numbers of nodes are symbols where a test traces graphs and says so
-        if torch.compiler.is_dynamo_compiling() or jaxtyping.config.jaxtyping_disable:
+        if torch.compiler.is_dynamo_compiling():  # which cannot count
             return function(*given, **named)
         if test != running_test[0]:
             test, calls = running_test[0], 0
         calls += 1
-        if calls > ALWAYS and calls % SOMETIMES:
+        # numbers of nodes are symbols where a test traces graphs and says so
+        if (calls > ALWAYS and calls % SOMETIMES) or jaxtyping.config.jaxtyping_disable:
             return function(*given, **named)
         strict = strict or strictly(function, typechecker)
         return strict(*given, **named)
@@ -79,6 +80,16 @@ def strictly(function: Callable[..., Any], typechecker: Callable[[Any], Any]) ->
 
 def pytest_runtest_setup() -> None:
     running_test[0] += 1
+
+
+def pytest_collection_finish() -> None:
+    """Leave thousands of tests out of every later collection of garbage."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_sessionfinish() -> None:
+    gc.unfreeze()
 
 
 jaxtyping.jaxtyped = checked

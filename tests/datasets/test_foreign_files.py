@@ -107,16 +107,17 @@ def test_links_inside_a_store_and_to_a_whole_store_are_followed(named_store: Pat
 
 
 NO_TEXTS = {
-    "nested without end": gzip.compress(b"[" * 10**6),
-    "nested tables": gzip.compress(b'{"a":' * 10**6),
-    "zeros": gzip.compress(bytes(2**29)),
-    "cut off": gzip.compress(b'{"name": ["a"]}')[:-9],
-    "no texts": gzip.compress(b'{"name": [1]}'),
+    "nested without end": lambda: gzip.compress(b"[" * 10**6),
+    "nested tables": lambda: gzip.compress(b'{"a":' * 10**6),
+    "zeros": lambda: gzip.compress(bytes(2**29), 1),
+    "cut off": lambda: gzip.compress(b'{"name": ["a"]}')[:-9],
+    "no texts": lambda: gzip.compress(b'{"name": [1]}'),
 }
 
 
-@pytest.mark.parametrize("content", NO_TEXTS.values(), ids=NO_TEXTS)
-def test_texts_that_cannot_be_read_are_a_problem_of_the_store(content: bytes, named_store: Path) -> None:
+@pytest.mark.parametrize("case", NO_TEXTS)
+def test_texts_that_cannot_be_read_are_a_problem_of_the_store(case: str, named_store: Path) -> None:
+    content = NO_TEXTS[case]()
     (named_store / "part-00000.h5.texts.gz").write_bytes(content)
     own = {"members": [len(content)], "blake2b": blake2b(content, digest_size=16).hexdigest()}
     edit_manifest(named_store, lambda table: table["parts"][0]["texts"].update(own))

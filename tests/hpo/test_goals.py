@@ -191,7 +191,7 @@ def both(point: Point) -> tuple[float, float]:
     return float(((row - 0.3) ** 2).sum()), float(((row - [0.7, 0.3, 0.3]) ** 2).sum())
 
 
-@pytest.mark.parametrize(("sampler", "trials"), [("tpe", 40), ("gp", 30), ("nsga2", 120)])
+@pytest.mark.parametrize(("sampler", "trials"), [("tpe", 40), ("gp", 20), ("nsga2", 120)])
 def test_samplers_find_a_larger_front_than_chance_and_the_same_again(
     settings: Any, sampler: str, trials: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -202,7 +202,7 @@ def test_samplers_find_a_larger_front_than_chance_and_the_same_again(
             points = searched(settings, name, trials, seed)
             volumes.setdefault(name, []).append(hypervolume([both(point) for point in points], (0.3, 0.3)))
     assert sum(volumes[sampler]) > sum(volumes["random"])
-    assert searched(settings, sampler, 12) == searched(settings, sampler, 12)
+    assert searched(settings, sampler, 10) == searched(settings, sampler, 10)
 
 
 @pytest.mark.parametrize("sampler", ["tpe", "gp"])

@@ -98,7 +98,7 @@ def test_replayed_steps_are_the_steps(case: str, recorder: StandIn) -> None:
     heads = [ENERGY if forces else WITHOUT_FORCES, CHARGE]
     optimizer = ("sgd", "adamw")[len(case) % 2]  # either of both
     options = {"heads": heads, "train__ema_decay": 0.9, "train__optimizer": optimizer, "train__clip_norm": 0.1}
-    store = clusters(40, related="relational" in (case, model))
+    store = clusters(16, related="relational" in (case, model))
     options |= changes
     plain, replayed = (run_of(make_config(model, train__graphs=way, **options), store, 2) for way in ("off", "on"))
     assert replayed.record.graphs and not plain.record.graphs, replayed.record.notes
@@ -111,18 +111,18 @@ def test_replayed_steps_are_the_steps(case: str, recorder: StandIn) -> None:
 
 
 def test_runs_that_replay_resume_to_the_same_bits(trained: Trained, recorder: StandIn, tmp_path: Path) -> None:
-    config = make_config(**{**HARD, "train__epochs": 3}, train__graphs="on")
-    record = trained("whole", config)
+    config, store = make_config(**{**HARD, "train__epochs": 3}, train__graphs="on"), clusters(20)
+    record = trained("whole", config, store=store)
     assert record.graphs and record.status == "finished"
-    assert trained("cut", config, until=1).status == "paused"
+    assert trained("cut", config, until=1, store=store).status == "paused"
     with pytest.raises(Interrupted, match="a checkpoint was written"):
-        trained("cut", config, resume=True, progress=signal_at(1.5, signal.SIGTERM))
-    assert trained("cut", config, resume=True).status == "finished"
+        trained("cut", config, resume=True, progress=signal_at(1.5, signal.SIGTERM), store=store)
+    assert trained("cut", config, resume=True, store=store).status == "finished"
     assert_same_end(tmp_path / "whole", tmp_path / "cut")
 
 
 def test_branches_have_recordings_of_their_own(recorder: StandIn, trained: Trained) -> None:
-    stores = {"metals": clusters(20), "oxides": clusters(12, seed=7)}
+    stores = {"metals": clusters(12), "oxides": clusters(8, seed=7)}
     records = []
     for way in ("off", "on"):
         one = make_config("painn", train__graphs=way, train__optimizer="sgd", train__epochs=2)
