@@ -1,7 +1,6 @@
 """Microstructures: nodes are grains or cells, edges their shared faces."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from itertools import product
 from typing import Any
 
 import numpy as np
@@ -232,58 +231,41 @@ def _voronoi_cells(
     Images one box away are enough along periodic axes (no point of a cell is nearer to one farther off), and a mirror image
     behind a wall makes that wall a face of the cell. InputError for coincident seeds and seeds on a wall.
     """
-    _check_seeds(seeds, box, periodic, name)
-    margin = 3.0 * float((box.prod() / len(seeds)) ** (1 / len(box)))
-    while True:
-        complete = margin > 2 * float(box.max())
-        cells, reach = _faces(*_ghosts(seeds, box, periodic, margin), len(seeds), box)
-        if cells is not None and (complete or 2 * reach <= margin):
-            return cells
-        if complete:
-            raise InputError(f"{name}: the Voronoi cells of the seeds do not close; check seeds and box")
-        margin *= 2
-
-
-def _check_seeds(seeds: ndarray, box: ndarray, periodic: ndarray, name: str) -> None:
     from scipy.spatial import cKDTree
 
-    scale = float(box.max())
-    for axis in np.flatnonzero(~periodic):
-        close = np.minimum(seeds[:, axis], box[axis] - seeds[:, axis]) < 1e-9 * scale
-        if close.any():
-            raise InputError(
-                f"{name}: seed {int(close.argmax())} lies on or outside the wall of axis {axis} at "
-                f"{seeds[close.argmax(), axis]:g}; move it inside 0 to {box[axis]:g}, or make the axis periodic"
-            )
+    scale, margin, cells = float(box.max()), 3.0 * float((box.prod() / len(seeds)) ** (1 / len(box))), None
+    close = (np.minimum(seeds, box - seeds) < 1e-9 * scale) & ~periodic
+    if close.any():
+        seed, axis = np.argwhere(close)[0]
+        where = f"the wall of axis {axis} at {seeds[seed, axis]:g}"
+        move = f"move it inside 0 to {box[axis]:g}, or make the axis periodic"
+        raise InputError(f"{name}: seed {seed} lies on or outside {where}; {move}")
     tree = cKDTree(seeds, boxsize=np.where(periodic, box, 0.0))  # they are inside along periodic axes
-    pairs = tree.query_pairs(1e-9 * scale, output_type="ndarray")
-    if len(pairs):
+    if len(pairs := tree.query_pairs(1e-9 * scale, output_type="ndarray")):
         raise InputError(f"{name}: seeds {pairs[0][0]} and {pairs[0][1]} coincide; remove one")
+    while margin < 8 * scale:  # beyond, all images are there
+        cells, reach = _faces(*_ghosts(seeds, box, periodic, margin), len(seeds), box)
+        if cells is not None and (margin > 2 * scale or 2 * reach <= margin):
+            return cells
+        margin *= 2
+    raise InputError(f"{name}: the Voronoi cells of the seeds do not close; check seeds and box")
 
 
 def _ghosts(
     seeds: ndarray, box: ndarray, periodic: ndarray, margin: float
 ) -> tuple[ndarray, ndarray, ndarray, ndarray]:
     """Return seeds, images and mirrors near the box, with walls (else -1)."""
-    count, dim = seeds.shape
-    index = np.arange(count)
-    none = (0,) * dim
-    found = [(seeds, index, none, -1)]  # points, their seeds, image and wall
-    for offset in product(*[(-1, 0, 1) if flag else (0,) for flag in periodic]):
-        moved = seeds + np.array(offset) * box
-        near = ((moved > -margin) & (moved < box + margin)).all(axis=1)
-        if any(offset):
-            found.append((moved[near], index[near], offset, -1))
-    for axis in np.flatnonzero(~periodic):
-        for side, plane in enumerate((0.0, box[axis])):
-            near = np.abs(seeds[:, axis] - plane) < margin
-            moved = seeds[near].copy()
-            moved[:, axis] = 2 * plane - moved[:, axis]
-            found.append((moved, index[near], none, 2 * int(axis) + side))
-    points, owner, image, wall = zip(*found)
-    counts = [*map(len, owner)]
-    images = np.repeat(np.array(image, dtype=np.int64), counts, axis=0)
-    return np.concatenate(points), np.concatenate(owner), images, np.repeat(np.array(wall), counts)
+    points, owner, image = seeds, np.arange(len(seeds)), np.zeros(seeds.shape, dtype=np.int64)
+    wall = np.full(len(seeds), -1)
+    for axis, step in enumerate(np.eye(len(box), dtype=np.int64)):
+        ghosts = [(points, owner, image, wall)]
+        for side, sign in enumerate((-1, 1)):
+            moved = points + sign * step * box if periodic[axis] else points * (1 - 2 * step) + 2 * side * step * box
+            near = (moved[:, axis] > -margin) & (moved[:, axis] < box[axis] + margin)
+            shift, through = (sign * step, wall) if periodic[axis] else (0 * step, np.full(len(wall), 2 * axis + side))
+            ghosts.append((moved[near], owner[near], (image + shift)[near], through[near]))
+        points, owner, image, wall = (np.concatenate(part) for part in zip(*ghosts))
+    return points, owner, image, wall
 
 
 def _faces(

@@ -2,7 +2,6 @@
 
 import re
 from dataclasses import dataclass
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -62,7 +61,7 @@ def variable_of(data: Any, key: str, level: float | None, file: str) -> Variable
         if len(places) != 1:
             raise InputError(f"{where} has no level {level:g}; {others[0]} has {', '.join(f'{n:g}' for n in levels)}")
         one = one.isel({others[0]: int(places[0])})
-    if one.dtype.kind not in "iuf" or prod(one.sizes[dim] for dim in axes) > MOST:
+    if one.dtype.kind not in "iuf" or one[axes[0]].size * one[axes[1]].size > MOST:
         raise InputError(f"{where} is {one.dtype} on {dict(one.sizes)}; write numbers, on smaller grids")
     one = one.transpose(*time, *axes)
     north, east = (np.asarray(one[dim].values, np.float64) for dim in axes)
@@ -99,8 +98,7 @@ def _axis(one: Any, name: str, where: str) -> str:
             radians = unit == "" and np.abs(coordinate.values).max(initial=0) <= 2 * np.pi
             if unit not in (*units, "", "degrees") or radians or coordinate.dims != (key,):
                 own = f"{unit or 'no unit'} on ({', '.join(map(str, coordinate.dims))})"
-                move = f"bring it to one axis in {units[0]}, as by `cdo remapbil`"
-                raise InputError(f"{where}: {key} is in {own}; {move}")
+                raise InputError(f"{where}: {key} is in {own}; bring it to one axis in {units[0]} (`cdo remapbil`)")
             return str(key)
     raise InputError(f"{where}: no {name} among {', '.join(map(str, one.dims))}; give the axis the units {units[0]}")
 
@@ -109,13 +107,11 @@ def _hours(time: Any, where: str) -> tuple[Array, str]:
     """Return hours since 1970 and the calendar."""
     from xarray.coding.times import encode_cf_datetime
 
+    since = "hours since 1970-01-01"
     try:
-        numbers, _, calendar = encode_cf_datetime(
-            time.values, "hours since 1970-01-01", time.dt.calendar, np.dtype(float)
-        )
+        numbers, _, calendar = encode_cf_datetime(time.values, since, time.dt.calendar, np.dtype(float))
     except (AttributeError, TypeError) as error:  # no dates
-        move = "give it some, such as hours since 2000-01-01"
-        raise InputError(f"{where}: {time.name} has no units with a date; {move}") from error
+        raise InputError(f"{where}: {time.name} has no units with a date; give it some, such as {since}") from error
     hours = np.asarray(numbers, np.float64)
     rising = np.diff(hours) > 0
     if not (rising.all() and np.isfinite(hours).all()):
