@@ -31,7 +31,7 @@ def read_dream3d(path: Path, settings: MapSettings) -> GraphBatch:
         entries = {key.strip("_").upper(): one for key, one in stated.items()}
         size, scale = [int(one) for one in entries["DIMENSIONS"]], LENGTHS.get(int(entries.get("UNITS", 6)), 0.0)
         steps = settings.steps(path, np.multiply(scale, entries.get("SPACING", [0] * 3)))
-        for key, width in {"FeatureIds": 1, "EulerAngles": 3, "Phases": 1}.items():
+        for key, width in {"FeatureIds": 1, "EulerAngles": 3, "Phases": 1, "Mask": 1}.items():
             shape, expected = cells[0][key].shape if key in cells[0] else None, (*size[::-1], width)
             if shape and expected not in (shape, (*shape, 1)):
                 raise InputError(f"{path}: {key} has shape {shape}, and its geometry says {expected}; write it again")
@@ -40,8 +40,9 @@ def read_dream3d(path: Path, settings: MapSettings) -> GraphBatch:
         structures = [LAUE_GROUPS.get(one) for one in about["CrystalStructures"][()].ravel()] if about else []
         texts = next((about[key] for key in ("PhaseName", "MaterialName") if key in about), None)
         names = [] if texts is None else texts.asstr("latin-1")[()].ravel().tolist()
-    ids, angles, phase = arrays
+    ids, angles, phase, good = arrays
     phase = np.ones(ids.shape if angles is None else angles.shape[:-1], dtype=np.int64) if phase is None else phase
+    phase = phase if good is None else np.where(good, phase, 0)
     turns = None if angles is None else settings.turns(path, angles, phase > 0)
     phases = [{number: one for number, one in enumerate(some) if one} for some in (names, structures)]
     return settings.of_map(path, steps[np.array(size) > 1], phase, turns, phases, ids)

@@ -19,7 +19,7 @@ from ase.data import atomic_masses, atomic_numbers
 from jaxtyping import Float
 
 from hydragnn.base.arguments import check_arguments
-from hydragnn.base.errors import InputError, MissingPackageError, print_note
+from hydragnn.base.errors import InputError, MissingPackageError, as_input_error, print_note
 from hydragnn.base.files import write_atomically
 from hydragnn.ensemble.ensemble import Ensemble, ensemble_of
 from hydragnn.ensemble.estimates.moments import Array
@@ -347,10 +347,11 @@ def _relaxed(name: str, calculator: Calculator, atoms: Atoms, pressure: float | 
     crystal.set_constraint(FixSymmetry(crystal) if _is_symmetric(crystal) else None)
     moves = crystal if pressure is None else FrechetCellFilter(crystal, scalar_pressure=pressure * units.GPa)
     converged, times = False, 1.0
-    for converged in BFGS(moves, logfile=None, maxstep=0.05).irun(FORCE, STEPS):  # FixSymmetry takes small steps alone
-        times = crystal.cell.volume / atoms.cell.volume
-        if converged or not 1 / GROWTH < times < GROWTH:
-            break
+    with as_input_error(f"{name} computes no forces of {atoms.symbols}", "give a model of these elements"):
+        for converged in BFGS(moves, logfile=None, maxstep=0.05).irun(FORCE, STEPS):  # small steps, for FixSymmetry
+            times = crystal.cell.volume / atoms.cell.volume
+            if converged or not 1 / GROWTH < times < GROWTH:
+                break
     if not converged or not 1 / GROWTH < times < GROWTH:
         how = f"does not relax {atoms.symbols} in {STEPS} steps, with a cell {times:.3g} times as large"
         raise InputError(f"member {name} {how}; begin nearer to equilibrium, or leave that member out")

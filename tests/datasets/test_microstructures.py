@@ -523,6 +523,15 @@ def test_other_maps_are_read_by_orix(tmp_path: Path, monkeypatch: pytest.MonkeyP
             refused(tmp_path, "pip install 'hydragnn-ensemble[ebsd]'", kind="microstructure", files=["a.h5"])
 
 
+def test_points_outside_the_mask_of_dream3d_belong_to_no_grain(tmp_path: Path) -> None:
+    dream3d(tmp_path / "a.dream3d", np.stack([bicrystal()] * 3, axis=2), None)
+    with h5py.File(tmp_path / "a.dream3d", "a") as file:
+        file["DataContainers/Synthetic/CellData/EulerAngles"][0, 0, :2] = np.nan
+        file["DataContainers/Synthetic/CellData/Mask"] = np.ones((3, 4, 6, 1), dtype=bool)
+        file["DataContainers/Synthetic/CellData/Mask"][0, 0, :2] = False
+    assert build(tmp_path, "a.dream3d")["volume"].tolist() == [17.0, 18.0]
+
+
 def test_phases_of_dream3d_have_names(tmp_path: Path) -> None:
     dream3d(tmp_path / "a.dream3d", np.stack([bicrystal()] * 3, axis=2), None, structure=10)
     with h5py.File(tmp_path / "a.dream3d", "a") as file:

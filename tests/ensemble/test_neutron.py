@@ -254,6 +254,7 @@ MIXED.set_masses([63.0, 65.0] * 2)
         ("energies do not rise", EMT(), COPPER, {"energies": [0, np.nan]}),
         ("not three whole numbers", EMT(), COPPER, {"supercell": (2.5, 3, 3)}),
         ("no forces and no stress", Calculator(), COPPER, {}),
+        (r"EMT computes no forces of Fe \(NotImplementedError: No EMT", EMT(), bulk("Fe"), {}),
         ("does not relax Cu", EMT(), bulk("Cu", a=4.8), {}),
         ("acoustic branches of Substrate are", Substrate(), COPPER, {"pressure": None}),
         ("EMT has an imaginary mode", EMT(), bulk("Cu", "bcc", a=2.86), {}),
