@@ -34,9 +34,7 @@ CUTOFF = 5.0  # Angstrom, of calculators, which do not say theirs, unless their 
 FINEST = 0.01  # meV, of widths: less is one in eV
 MESH, DIRECTIONS = 0.1, 1000  # 1/Angstrom between points of the density of states; directions for each momentum
 ISOTOPE = 5e-4  # of a mass: beyond the rounding of tables; Ti-48 and Fe-56 are 0.0016 away
-POLAR = {
-    *["H", "B", "C", "N", "O", "F", "Si", "P", "S", "Cl", "Ge", "As", "Se", "Br", "Sb", "Te", "I"]
-}  # insulators of several elements have at least one
+POLAR = " H B C N O F Si P S Cl Ge As Se Br Sb Te I "  # insulators of several elements have at least one
 UNSPLIT = "in an insulator of these elements, longitudinal optical modes near the origin lie too low: models have no Born charges, and nothing splits them from transverse ones"
 FLOOR = 0.01  # of the largest value: a spectrum is empty below. Spreads have it in addition: equal members may be wrong
 
@@ -135,9 +133,8 @@ class NeutronSpectrum:
         """Write arrays to an ``.npz`` file, with settings and units as JSON."""
         if Path(path).suffix != ".npz":
             raise InputError(f"{path}: a spectrum is saved as .npz; name it so")
-        facts = {
-            name: getattr(self, name) for name in ["settings", "names", "factors", "level", "domain", "lacks", "model"]
-        }
+        own = ("settings", "names", "factors", "level", "domain", "lacks", "model")
+        facts: dict[str, Any] = {name: getattr(self, name) for name in own}
         facts["units"] = {"energies": "meV", "momenta": "1/Angstrom", "dos": "1/meV", "intensity": "mbarn/meV"}
         arrays = {name: getattr(self, name) for name in ("energies", "momenta", "weights", "cells")}
         arrays["positions"] = np.stack([one.positions for one in self.crystals])
@@ -214,7 +211,8 @@ def neutron_spectrum(
     calculators, weights, cutoff = _potentials(model, CUTOFF if supercell is None else 0.0)
     if domain := model.predict([atoms]).domain[0] if isinstance(model, Ensemble) else "":
         print_note(f"the crystal is outside the training domain: {domain}")
-    if lacks := UNSPLIT if len({*atoms.symbols}) > 1 and POLAR & {*atoms.symbols} else "":
+    symbols = {*atoms.symbols}
+    if lacks := UNSPLIT if len(symbols) > 1 and any(f" {one} " in POLAR for one in symbols) else "":
         print_note(f"{atoms.symbols}: {lacks}")
     repeats = _repeats(atoms, cutoff, supercell)
     with warnings.catch_warnings():
@@ -225,7 +223,7 @@ def neutron_spectrum(
             highest = max(mesh.frequencies.to("meV").magnitude.max() for _, mesh, _ in phonons)
             energies = np.arange(width, 1.05 * highest + 2 * width, step)
         own = {"energies": energies, "momenta": momenta, "width": width, "temperature": temperature}
-        pairs = [_spectra(*one[:2], lengths, **own) for one in phonons]
+        pairs = [_spectra(*one[:2], lengths, own) for one in phonons]
     return NeutronSpectrum(
         members={what: np.stack(values) for what, values in zip(("dos", "intensity"), zip(*pairs))},
         energies=(energies[1:] + energies[:-1]) / 2,
@@ -240,19 +238,12 @@ def neutron_spectrum(
     )
 
 
-def _spectra(
-    constants: Any,
-    mesh: Any,
-    lengths: dict[str, Any],
-    energies: Array,
-    momenta: Array,
-    width: float,
-    temperature: float,
-) -> tuple[Array, Array]:
+def _spectra(constants: Any, mesh: Any, lengths: dict[str, Any], axes: Mapping[str, Any]) -> tuple[Array, Array]:
     """Return broadened density of states and S(|Q|, E)."""
     from euphonic import ureg
     from euphonic.powder import sample_sphere_structure_factor
 
+    energies, momenta, width, temperature = (axes[name] for name in ("energies", "momenta", "width", "temperature"))
     step = energies[1] - energies[0]
     beyond = math.ceil(2 * width / step)  # bins whose share the instrument moves to the first and last energies
     edges, inside = energies[0] + step * np.arange(-beyond, len(energies) + beyond), slice(beyond, -beyond)
