@@ -105,72 +105,71 @@ def _rows(table: Table, voxels: NDArray[Any], name: str, source: str) -> NDArray
 def read_image(
     path: Path, sized: bool = True, array: str | None = None
 ) -> tuple[NDArray[Any], list[float] | float, str]:
-    """Return voxels of a file, their lengths (1 unless ``sized``) and unit; InputError without labels."""
-    if path.suffix.lower() not in SUFFIXES:  # others, such as JPEG, change numbers to save space
+    """Return voxels of a file, lengths (1 unless ``sized``) and unit."""
+    suffix, lengths, unit = path.suffix.lower(), 1.0, ""
+    if suffix not in SUFFIXES:  # others, such as JPEG, change numbers to save space
         raise InputError(f"{path} is no image of grains; give {', '.join(SUFFIXES)}")
-    if path.suffix.lower() == ".vti":
+    if suffix == ".vti":
         return *read_vti(path, array), ""
     if array is not None:
         raise InputError(f"{path}: array is for .vti; leave it out")
     with as_input_error(f"{path} cannot be read as an image", "give .npy, .tif or .png"):
-        image = np.load(path, allow_pickle=False) if path.suffix.lower() == ".npy" else _pages(path)
-    if image is None or image.dtype == np.bool_:
+        if suffix in TIFF:
+            image, lengths, unit = _pages(path, sized)
+        else:
+            image = np.load(path, allow_pickle=False) if suffix == ".npy" else _png(path)
+    if image is None or image.dtype == np.bool_ or (suffix == ".png" and image.ndim > 2):
         raise InputError(f"{path} holds colours or a mask; give labels: one whole number per voxel, that of its grain")
-    return np.asarray(image), *(voxel_sizes(path, np.ndim(image)) if sized else (1.0, ""))
+    return np.asarray(image), lengths, unit
 
 
-def _pages(path: Path) -> NDArray[Any] | None:
-    """Return the pages of an image, stacked; None for colours."""
-    if path.suffix.lower() in TIFF:
-        with _tiff(path) as file:
-            axes = file.series[0].axes
-            if other := [name for letter, name in (("T", "time"), ("C", "channels")) if letter in axes]:
-                raise InputError(f"{path} has an axis of {other[0]}; write each image as a file of its own")
-            check_claim(path, sum(one.nbytes for one in file.series))
-            stacks = [np.asarray(one.asarray()) for one in file.series]  # several where pages were written one by one
-            return None if "S" in axes else stacks[0] if len(stacks) == 1 else np.stack(stacks)
+def _png(path: Path) -> NDArray[Any]:
+    """Return the pixels of a PNG."""
     from PIL import Image
 
     with Image.open(path) as file:
         check_claim(path, file.width * file.height)
-        image = np.asarray(file)
-    return None if image.ndim > 2 else image
+        return np.asarray(file)
 
 
-def _tiff(path: Path) -> Any:
-    """Return an open TIFF."""
+def _pages(path: Path, sized: bool) -> tuple[NDArray[Any] | None, Any, str]:
+    """Return a TIFF's pages, None for colours; lengths; unit."""
     try:
         from tifffile import TiffFile
     except ImportError as error:
         raise MissingPackageError("tifffile", "images", f"reading {path}") from error
-    return TiffFile(path)
+    with TiffFile(path) as file:
+        axes = file.series[0].axes
+        if other := [name for letter, name in (("T", "time"), ("C", "channels")) if letter in axes]:
+            raise InputError(f"{path} has an axis of {other[0]}; write each image as a file of its own")
+        check_claim(path, sum(one.nbytes for one in file.series))
+        stacks = [np.asarray(one.asarray()) for one in file.series]  # several where pages were written one by one
+        image = stacks[0] if len(stacks) == 1 else np.stack(stacks)
+        sizes = _sizes(path, file, image.ndim) if sized and "S" not in axes else (1.0, "")
+    return (None if "S" in axes else image), *sizes
 
 
-def voxel_sizes(path: Path, axes: int) -> tuple[list[float] | float, str]:
+def _sizes(path: Path, file: Any, axes: int) -> tuple[list[float] | float, str]:
     """Return a voxel's lengths and their unit as a TIFF states them, else 1."""
-    text, pixels, unit = "", (1.0, 1.0), 1
-    if path.suffix.lower() in TIFF:
-        with _tiff(path) as file:
-            page = file.pages[0]
-            text, pixels, unit = page.description, page.resolution[::-1], int(page.resolutionunit)
+    page, own = file.pages[0], {**(file.imagej_metadata or {}), **(file.shaped_metadata or ({},))[0]}
+    text, pixels, unit, is_ome = (
+        page.description,
+        page.resolution,
+        page.resolutionunit,
+        "PhysicalSize" in page.description,
+    )
     sizes, units = (
         dict(re.findall(rf"PhysicalSize([XYZ]){form}", text)) for form in (rf"=.({NUMBER})\b", "Unit=.([^'\"]+)")
     )
-    if "PhysicalSize" not in text:
-        spacing = re.findall(rf"(?m)^spacing=({NUMBER})$|\"spacing\": ({NUMBER})", text)  # of ImageJ, of tifffile
-        sizes = {
-            "Z": "".join(spacing[0]) if spacing else 0,
-            "Y": pixels[0] and 1 / pixels[0],
-            "X": pixels[1] and 1 / pixels[1],
-        }
-        if unit == INCH and pixels[0] == pixels[1] in PRINTED and not spacing:
+    if not is_ome:
+        sizes = {"Z": own.get("spacing", 0), **{axis: one and 1 / one for axis, one in zip("XY", pixels)}}
+        if unit == INCH and pixels[0] == pixels[1] in PRINTED and "spacing" not in own:
             return 1.0, ""
     lengths = [float(sizes.get(axis, 0)) for axis in "ZYX"[-axes:]]
-    named = re.search(r"(?m)^unit=(\S+)|\"unit\": \"([^\"]+)", text)  # of ImageJ, of tifffile
-    if {*lengths} <= {0.0, 1.0} and not (all(lengths) and (named or "PhysicalSize" in text)):
+    if {*lengths} <= {0.0, 1.0} and not (all(lengths) and ("unit" in own or is_ome)):
         return 1.0, ""
     if not all(0 < length < np.inf for length in lengths) or len({units.get(axis) for axis in "ZYX"[-axes:]}) > 1:
         raise InputError(f"{path} states lengths of voxels, but not of all axes in one unit; give spacing")
-    of_tags = "".join(filter(None, named.groups())) if named else {INCH: "inch", INCH + 1: "cm"}.get(unit, "")
-    of_file = units.get("X", "um") if "PhysicalSize" in text else of_tags
+    of_tags = str(own.get("unit", {INCH: "inch", INCH + 1: "cm"}.get(int(unit), "")))
+    of_file = units.get("X", "um") if is_ome else of_tags
     return lengths, re.sub(r"^(µ|μ|\\u00B5|u)m$|^microns?$", "um", of_file) if UNITS.match(of_file) else ""
