@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from pydantic import Field as Setting
 
@@ -25,8 +25,6 @@ OF_LOSSES = (
 
 class StartSettings(Settings):
     """Trained model that a run begins with."""
-
-    removed: ClassVar = {"layer_decay": 1.0}
 
     model: Path
     """Folder of the run, ensemble or model that the weights come from; of an ensemble it is the member with the lowest validation loss, and

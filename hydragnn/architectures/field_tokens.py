@@ -27,7 +27,6 @@ class FieldTokensSettings(GeometricSettings):
 
     searched: ClassVar[Searched] = {**GeometricSettings.searched, "heads": one_of(2, 4, 8)}
     own_of_run: ClassVar[tuple[str, ...]] = (*GeometricSettings.own_of_run, "optional_inputs")
-    removed: ClassVar = {"latents": 0}
 
     heads: int = Setting(default=4, ge=1, le=64)
     """Attention heads over fields; they divide hidden_dim."""

@@ -31,7 +31,9 @@ def keep_memory() -> bool:
     as long. The heap asks for pages of 2 MiB, with which a step takes a tenth less time on a CPU. Nothing changes where ``GLIBC_TUNABLES``
     is set, where there is a GPU, or with another C library. For lower peaks of memory preload another allocator (docs/launchers.md).
     """
-    if sys.platform != "linux" or "GLIBC_TUNABLES" in environment() or has_gpu():
+    hidden = any(environment().get(name) in ("", "-1") for name in HIDING)
+    has_gpu = not hidden and any(path.exists() for path in ACCELERATORS)  # without loading torch
+    if sys.platform != "linux" or "GLIBC_TUNABLES" in environment() or has_gpu:
         return False
     libc = ctypes.CDLL(None)
     mallopt = getattr(libc, "mallopt", None)
@@ -44,12 +46,6 @@ def keep_memory() -> bool:
         memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         _ask_for_large_pages(libc, memory // 2)
     return True
-
-
-def has_gpu() -> bool:
-    """Return True where a GPU is visible, without loading torch."""
-    hidden = any(environment().get(name) in ("", "-1") for name in HIDING)
-    return not hidden and any(path.exists() for path in ACCELERATORS)
 
 
 def _ask_for_large_pages(libc: ctypes.CDLL, size: int) -> None:

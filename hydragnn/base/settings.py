@@ -216,7 +216,6 @@ REMOVED: Mapping[str, str] = {
     "train.tensorboard": 'callbacks = [{ kind = "tensorboard" }] writes its files',
     "batch.budget": "batch.max_graphs and others say how large a batch is; with batch.memory it is computed in parts that fit",
     "search.together": "trials no longer share a process; trials_per_device = N lets N trials share a GPU, each in its own",
-    "search.layout_trials": "hydragnn plan measures all layouts; write the best as [parallel]",
     "model.schedule": "every layer reads all edges; layers that reach far pool ([model.pooling])",
     "model.level": "it named the levels of a schedule, which is gone, too",
     "coarsening.side": "it was that of voxels; levels are made by contraction",
@@ -229,11 +228,8 @@ REMOVED: Mapping[str, str] = {
         "it was a form of the public HydraGNN, whose models hydragnn import brings as they are",
     ),
     "model.moving_coordinates": "errors were the same with nodes at rest, in less time",
-    "model.latents": "[model.global_attention] is attention among all nodes of a graph",
-    "start.layer_decay": "freeze and encoder_rate say what learns slower",
     "heads.graph_scale": 'a head predicts sizes itself; loss = "relative" counts all graphs alike',
     "heads.stress_per_node": "errors of a stress are those of virials per atom, so that they teach something",
-    "heads.total_shift": "all nodes take an equal share in the shift to their total, which is as precise",
 }
 """Keys of earlier versions, each with what to use instead."""
 

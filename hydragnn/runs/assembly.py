@@ -25,7 +25,7 @@ from hydragnn.runs.statistics_cache import StatisticsCache
 from hydragnn.training.context import TrainingContext, training_context
 from hydragnn.training.data import DevicePlacement, RunData
 from hydragnn.training.schedule import batch_factor
-from hydragnn.training.state import TrainState, first_state
+from hydragnn.training.state import TrainState
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -114,7 +114,8 @@ def begin_on(
     """Return the first state and the loop's constants of a rank; collective."""
     stages = make_pipeline(model, mesh, plan.parallel.chunks, placement.device)
     parameters = parallelize(model, mesh, placement, plan.training, factors)
-    state = first_state(model, parameters, fields=len(data.targets))
+    totals = torch.zeros(2, len(data.targets), dtype=torch.float64, device=placement.device)
+    state = TrainState(model=model, parameters=parameters, totals=totals)
     # ranks with the same graphs, nodes and layers draw the same random numbers
     number = mesh.item * mesh.size("pipeline") + mesh.coordinate("pipeline")
     plain = data.replay is not None or 0.0 in factors.values() or mesh.shares_model or mesh.size("graph") > 1

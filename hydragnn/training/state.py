@@ -68,13 +68,6 @@ class TrainState:
         return self.parameters.state()
 
 
-def first_state(model: nn.Module, parameters: FlatParameters, fields: int) -> TrainState:
-    """Return the state before the first step."""
-    device = next(model.parameters()).device
-    totals = torch.zeros(2, fields, dtype=torch.float64, device=device)
-    return TrainState(model=model, parameters=parameters, totals=totals)
-
-
 def seed_step(seed: int, epoch: int, step: int, rank: int, device: torch.device) -> None:
     """Seed torch for a rank's step (Steele et al. 2014, splitmix)."""
     mixed = 0

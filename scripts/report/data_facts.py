@@ -15,7 +15,7 @@ from hydragnn.datasets.tools import missing_in_graphs, present_graphs, store_not
 from hydragnn.ensemble import Ensemble, part_evaluation
 from hydragnn.ensemble.members.outputs import member_outputs
 from hydragnn.graphs.batch import GraphBatch
-from hydragnn.graphs.field import ATOMIC_NUMBERS, Field
+from hydragnn.graphs.field import ATOMIC_NUMBERS
 from hydragnn.runs.folder import is_data
 from hydragnn.scripts.report.facts import Data, GraphErrors, Part, PartGraphs, Points
 from hydragnn.training.baselines import VOLUME, BaselineMetrics, baseline_errors, fitted_baselines
@@ -54,7 +54,7 @@ def data_facts(config: RunConfig, path: StorePlace) -> Data:
         labels=labels,
         notes=store_notes(disk) if (disk := disk_store(store)) else (),
         targets={
-            name: {part: _present_rows(batch, fields[name]).astype(np.float64) for part, batch in read.items()}
+            name: {part: batch[name][batch.labelled(name)].double().numpy() for part, batch in read.items()}
             for name in targets
         },
         sampled=sum(len(indices) for indices in picked.values()),
@@ -68,11 +68,6 @@ def evenly_spaced(indices: NDArray[np.int64], nodes: NDArray[np.int64], graphs: 
     affordable = int(budget / max(1.0, float(nodes[indices].mean())))
     count = min(len(indices), graphs, max(1, affordable))
     return np.asarray(indices[np.linspace(0, len(indices) - 1, count).astype(np.int64)], dtype=np.int64)
-
-
-def _present_rows(batch: GraphBatch, field: Field) -> NDArray[Any]:
-    """Return all numbers of a field that are not missing, flat."""
-    return np.asarray(batch[field.name][batch.labelled(field.name)].numpy())
 
 
 def part_graphs(path: StorePlace, part: Part) -> PartGraphs | None:

@@ -41,7 +41,7 @@ from hydragnn.models import build_model, parse_head
 from hydragnn.training.context import training_context
 from hydragnn.training.data import DevicePlacement, Share
 from hydragnn.training.loop import take_step
-from hydragnn.training.state import first_state
+from hydragnn.training.state import TrainState
 from tests.benchmarks.harness import Figures
 
 GIB = 2**30
@@ -106,7 +106,8 @@ def work(options: argparse.Namespace) -> None:
     train = TrainSettings(epochs=1, learning_rate=1e-3)
     parameters = parallelize(model, mesh, placement, train)
     targets = model.description.targets
-    state = first_state(model, parameters, fields=1)
+    totals = torch.zeros(2, 1, dtype=torch.float64)
+    state = TrainState(model=model, parameters=parameters, totals=totals)
     sums = {"reduce": mesh.sum_in_place, "reduce_all": mesh.ranks.sum_in_place}
     context = replace(training_context(train, [targets], state), rank=mesh.item, **sums)
     take_step(state, share, context, 1e-3)

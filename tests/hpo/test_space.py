@@ -83,7 +83,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         {"train.compile": {"type": "categorical", "choices": [True, False]}},
         "is gone: plain steps",
     ),
-    "one of heads": ({"heads.0.total_shift": {"type": "categorical", "choices": ["a", "b"]}}, "is gone: all nodes"),
+    "one of heads": ({"heads.0.graph_scale": {"type": "categorical", "choices": [True, False]}}, "is gone: a head"),
     "one with its only value": (
         {"model.residual": {"type": "categorical", "choices": [True]}},
         "is gone: it was a form",

@@ -17,7 +17,6 @@ from hydragnn.ensemble import rollout
 from hydragnn.graphs import Field, GraphBatch, concatenate, graph_from_arrays
 from hydragnn.layers.field_tokens import FAINT
 from hydragnn.models import TrainedModel, load_model
-from tests.hydragnn.small import SCALAR, small_model
 from tests.once import shared
 
 UNITS = {"height": "m", "rate": "m/s", "depth": "m", "warmth": "K"}
@@ -212,8 +211,3 @@ def test_replay_shows_old_graphs_that_lack_the_new_field(place: Path, tmp_path: 
     table["model"]["optional_inputs"] = ["rate"]
     with pytest.raises(InputError, match="depth"):
         hydragnn.train(table, tmp_path / "neither")
-
-
-def test_a_model_of_before_that_had_no_latents_has_the_same_weights() -> None:
-    model = small_model("field_tokens", SCALAR, latents=0)
-    assert "encoder.layers.0.norms.0.weight" in model.state_dict()

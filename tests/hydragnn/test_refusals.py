@@ -78,7 +78,6 @@ REFUSED: list[tuple[str, dict[str, Any], dict[str, Any], dict[str, Any], str]] =
     ("mace", {"hidden_l": 2, "max_ell": 1}, SCALAR, {}, r"hidden_l = 2 is above model\.max_ell = 1"),
     ("mace", {"correlation": 4, "max_ell": 4}, SCALAR, {}, "lower one of them to 3"),
     ("egnn", {"movement": "mean"}, SCALAR, {}, "movement = 'mean' was of version 0.2.0"),
-    ("field_tokens", {"latents": 16}, SCALAR, {}, "latents = 16 was of version 0.2.0"),
     ("painn", {"envelope_exponent": 5, "envelope": "cosine"}, SCALAR, {}, 'set envelope = "polynomial"'),
     ("gatv2", {"heads": 3}, SCALAR, {}, r"does not divide into model\.heads = 3"),
     # attention and pooling

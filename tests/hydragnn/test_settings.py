@@ -11,7 +11,6 @@ import pytest
 from hydragnn.base.errors import InputError, nearest
 from hydragnn.base.settings import plain_table, read_toml, with_overrides
 from hydragnn.config import RunConfig, TrainSettings, config_from_table, parse_config
-from hydragnn.start import StartSettings
 
 HEADS = [{"kind": "scalar", "field": "energy"}]
 GOOD: dict[str, Any] = {"data": {"store": "a.h5"}, "model": {"kind": "painn"}, "heads": HEADS}
@@ -170,15 +169,12 @@ def test_a_table_of_python_is_what_a_file_could_say() -> None:
         ({"train": {"compile": "on"}}, [], "train.compile is gone: .* export --to aoti"),
         ({"train": {"compile": "off", "epochs": 3}}, [], "train.compile is gone"),
         ({}, ["train.compile=auto"], "train.compile is gone"),
-        ({"heads": [{"field": "e"}, {"total_shift": "equal"}]}, [], "heads.total_shift is gone: .* equal share"),
+        ({"heads": [{"field": "e"}, {"graph_scale": True}]}, [], "heads.graph_scale is gone: .* sizes itself"),
         ({"model": {"schedule": [0, 1]}}, [], "model.schedule is gone: every layer reads all edges"),
         ({}, ["batch.budget=auto"], "batch.budget is gone: batch.max_graphs and others say"),
         ({}, ["model.level=l"], "model.level is gone"),
         ({"search": {"together": 8}}, [], "search.together is gone: .* trials_per_device = N"),
         ({}, ["search.together=auto"], "search.together is gone"),
-        ({}, ["search.layout_trials=4"], "search.layout_trials is gone: hydragnn plan measures"),
-        ({}, ["model.latents=0"], r"model.latents is gone: \[model.global_attention\]"),
-        ({"start": {"layer_decay": 0.8}}, [], "start.layer_decay is gone: freeze and encoder_rate"),
     ],
 )
 def test_a_removed_key_is_refused_and_left_out_of_older_tables(
@@ -189,9 +185,3 @@ def test_a_removed_key_is_refused_and_left_out_of_older_tables(
     written = with_overrides(table, assignments, own=False)
     if "train" in written:
         assert "compile" not in TrainSettings.parse(written["train"]).to_json()
-
-
-def test_the_default_rate_of_layers_in_an_older_start_is_left_out() -> None:
-    assert StartSettings.parse({"model": "run", "layer_decay": 1.0}) == StartSettings(model=Path("run"))
-    with pytest.raises(InputError, match=r"layer_decay = 0\.8 was of version 0\.2\.0"):
-        StartSettings.parse({"model": "run", "layer_decay": 0.8})

@@ -173,7 +173,7 @@ class _PooledHead(_NumberHead):
 class ScalarHeadSettings(_ItemHead, _PooledHead):
     """Numbers on nodes, edges or graphs that do not turn."""
 
-    removed: ClassVar = {"total_shift": ..., "graph_scale": False}
+    removed: ClassVar = {"graph_scale": False}
 
     kind: Literal["scalar"] = "scalar"
     cuttable: ClassVar[bool] = True
@@ -193,14 +193,6 @@ class ScalarHeadSettings(_ItemHead, _PooledHead):
     symmetry: Literal["symmetric", "antisymmetric"] | None = None
     """Value of an edge in the other direction (edge fields only): the same (a misorientation) or minus it (a flux from
     sender to receiver). Absent: anything. With a symmetry every edge needs its reverse in the graph."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _shift_equally(cls, value: Any) -> Any:
-        """Refuse the trained shares of earlier versions, whose weights no head has."""
-        if isinstance(value, dict) and value.get("total_shift") == "softness" and value.get("total") is not None:
-            raise ValueError(f"head {value.get('field')}: total_shift = softness is gone; train with equal shares")
-        return value
 
     @field_validator("total")
     @classmethod

@@ -156,12 +156,6 @@ def test_labels_that_miss_their_total_are_noted(trained: Trained) -> None:
     assert any("labels of charge do not add up to zero" in note for note in record.notes)
 
 
-@pytest.mark.parametrize("stored", [{"total": None, "total_shift": "softness"}, {"total": 0, "total_shift": "equal"}])
-def test_stored_heads_without_trained_shares_load(stored: dict[str, Any]) -> None:
-    head = parse_head({"kind": "scalar", "field": "site", **stored})
-    assert "total_shift" not in head.to_json() and head.to_json()["total"] == stored["total"]
-
-
 def test_targets_without_a_total_have_the_json_of_older_versions() -> None:
     with_total, without = (
         target
