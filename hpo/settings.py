@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from hydragnn.base.errors import InputError, nearest
+from hydragnn.base.places import at_home
 from hydragnn.base.settings import read_toml, with_overrides
 from hydragnn.config import AnyConfig, parse_config, with_isolated_atoms
 from hydragnn.hpo.job import JobSettings
@@ -72,7 +73,10 @@ def campaign_settings(table: Mapping[str, Any], path: Path) -> CampaignSettings:
     for section in (base, *(branches if isinstance(branches, list) else ())):
         data = section.get("data") if isinstance(section, dict) else None
         if isinstance(data, dict) and isinstance(store := data.get("store"), str | list):
-            places = [str((path.parent / str(one)).resolve()) for one in ([store] if isinstance(store, str) else store)]
+            places = [
+                str((path.parent / at_home(str(one))).resolve())
+                for one in ([store] if isinstance(store, str) else store)
+            ]
             data["store"] = places[0] if isinstance(store, str) else places
     section, left_out = dict(table["search"]), None
     space = section.setdefault("space", {})
@@ -81,7 +85,7 @@ def campaign_settings(table: Mapping[str, Any], path: Path) -> CampaignSettings:
             raise InputError(f'{path}: search.space = "{space}"; {nearest(space, [DEFAULT])}, or give a table')
         section["space"], left_out = default_space(base, str(path))
     search = search_settings(section, str(path))
-    search = search.model_copy(update={"warm_start": [(path.parent / s).resolve() for s in search.warm_start]})
+    search = search.model_copy(update={"warm_start": [(path.parent / at_home(s)).resolve() for s in search.warm_start]})
     job = JobSettings.parse(table["job"], source=f"{path}: [job]") if "job" in table else None
     runs = []
     for number, run in enumerate(table.get("runs", [])):

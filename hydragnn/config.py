@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from hydragnn.architectures import ModelSettings
 from hydragnn.base.errors import InputError, nearest
 from hydragnn.base.files import digest, read_json
-from hydragnn.base.places import paths_of
+from hydragnn.base.places import at_home, paths_of
 from hydragnn.base.settings import ActsWith, Settings, is_given, refuse_idle
 from hydragnn.callbacks import AnyCallback, check_callbacks
 from hydragnn.datasets.isolated_atoms import isolated_atoms
@@ -318,7 +318,7 @@ def config_from_table(table: dict[str, Any], path: Path, *, stored: bool = False
         check_callbacks(config.train.callbacks)
 
     def placed(data: DataSettings) -> DataSettings:
-        places = tuple((path.parent / store).resolve() for store in paths_of(data.store))
+        places = tuple((path.parent / at_home(store)).resolve() for store in paths_of(data.store))
         return data.model_copy(update={"store": places if len(places) > 1 else places[0]})
 
     if isinstance(config, RunConfig):
@@ -335,6 +335,6 @@ def with_isolated_atoms(table: Mapping[str, Any], path: Path) -> dict[str, Any]:
         heads = section.get("heads") if isinstance(section, dict) else None
         for head in heads if isinstance(heads, list) else ():
             if isinstance(head, dict) and isinstance(head.get("references"), str):
-                file = (path.parent / head["references"]).resolve()
+                file = (path.parent / at_home(head["references"])).resolve()
                 head["references"] = isolated_atoms(file, str(head.get("field", "energy")))
     return result

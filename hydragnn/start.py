@@ -9,7 +9,7 @@ from pydantic import Field as Setting
 from hydragnn.architectures import ArchitectureSettings
 from hydragnn.base.errors import InputError
 from hydragnn.base.files import check_inside, digest, read_sealed
-from hydragnn.base.places import model_folder
+from hydragnn.base.places import at_home, model_folder
 from hydragnn.base.settings import Settings
 from hydragnn.graphs.field import Field
 from hydragnn.models.description import ModelDescription
@@ -81,7 +81,9 @@ def with_start(table: Mapping[str, Any], path: Path) -> Mapping[str, Any]:
     if not isinstance(section, Mapping) or section.get("digest") or "branches" in table:
         return table
     start = StartSettings.parse(dict(section), f"{path}: start")
-    places = {name: (path.parent / place).resolve() for name in ("model", "store") if (place := getattr(start, name))}
+    places = {
+        name: (path.parent / at_home(place)).resolve() for name in ("model", "store") if (place := getattr(start, name))
+    }
     start = with_digest(start.model_copy(update=places))
     old, _ = read_description(folder_of(start), start.branch)
     model, data, heads = table.get("model", {}), table.get("data"), table.get("heads")

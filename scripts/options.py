@@ -14,6 +14,7 @@ from hydragnn.base.allocator import HIDING, keep_memory
 from hydragnn.base.environment import change_environment, environment
 from hydragnn.base.errors import InputError
 from hydragnn.base.machine import Workers, visible_gpus
+from hydragnn.base.places import at_home
 
 Values = dict[str, Any]
 """Arguments of a function of the api, by name."""
@@ -93,6 +94,7 @@ def command(
     end += [inspect.Parameter("as_json", form, default=False, annotation=AsJson)]
 
     def callback(**values: Any) -> None:
+        values = {key: _at_home(value) for key, value in values.items()}
         as_json = values.pop("as_json")
         more = {one.name: values.pop(one.name) for one in further}
         values.pop("device", None)
@@ -110,6 +112,13 @@ def command(
     callback.__signature__ = inspect.Signature([*arguments.values(), *further, *end])  # type: ignore[attr-defined]
     text = inspect.getdoc(run or function) or inspect.getdoc(function) or ""
     app.command(name, help=text.replace("``", "`"))(callback)
+
+
+def _at_home(value: Any) -> Any:
+    """Return a value of the command line, ``~`` in its paths as the home folder: shells leave it in ``--out=~/run``."""
+    if isinstance(value, list | tuple):
+        return type(value)(map(_at_home, value))
+    return at_home(value) if isinstance(value, Path) else value
 
 
 def _option(parameter: inspect.Parameter, required: bool) -> inspect.Parameter:

@@ -14,11 +14,15 @@ bash scripts/links.sh
 words=$(mktemp)
 (cd .links && exec mypy --config-file ../pyproject.toml -p hydragnn) >"$words" 2>&1 &
 types=$!
-trap 'kill "$types" 2>/dev/null || true; rm -f "$words"' EXIT
+# compiles the checks of annotations into every module, which each of the processes below would do
+python -m pytest --collect-only -q "$@" >/dev/null 2>&1 &
+modules=$!
+trap 'kill "$types" "$modules" 2>/dev/null || true; rm -f "$words"' EXIT
 failed=0
 (cd .links && PYTHONPATH=. lint-imports --config ../pyproject.toml) || failed=1
 python -m tests.style || failed=1
 wait "$types" || failed=1
+wait "$modules" || true
 cat "$words"
 rm "$words"
 trap - EXIT

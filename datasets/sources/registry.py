@@ -10,6 +10,7 @@ from typing import Any
 
 from hydragnn.base.errors import InputError, nearest
 from hydragnn.base.imports import announced_classes, class_named, function_named, is_allowed
+from hydragnn.base.places import at_home
 from hydragnn.base.settings import refuse_idle
 from hydragnn.datasets.sources.base import BuildSettings, OwnBuild
 
@@ -76,11 +77,11 @@ def read_build_settings(table: dict[str, Any], origin: Path) -> BuildSettings:
     settings.check_fields(str(origin))
     transform_function(settings.transform)
     folder = origin.parent
-    paths: dict[str, Any] = {"files": [str(Path(escape(str(folder))) / file) for file in settings.files]}
+    paths: dict[str, Any] = {"files": [str(Path(escape(str(folder))) / at_home(file)) for file in settings.files]}
     for key in settings.beside:
         value = getattr(settings, key, None)
         if value is not None:
-            paths[key] = str(folder / value)
+            paths[key] = str(folder / at_home(value))
     return settings.model_copy(update=paths)
 
 

@@ -55,8 +55,14 @@ def as_path(value: Any) -> Path:
     """Return a path; InputError for what can be none."""
     if not isinstance(value, str | os.PathLike) or value == "" or "\0" in str(value):
         raise InputError(f"{value!r:.60} ({type(value).__name__}) is no path; give a text or a pathlib.Path")
-    status_of(Path(value))
-    return Path(value)
+    status_of(at_home(value))
+    return at_home(value)
+
+
+def at_home(value: str | os.PathLike[str]) -> Path:
+    """Return a path whose leading ``~`` is the home folder, as in a shell."""
+    path = Path(value)
+    return path.expanduser() if path.parts[:1] == ("~",) else path
 
 
 FOLDERS = (".h5", ".bp", ".traj", ".bundle", ".zarr")
@@ -160,7 +166,7 @@ def check_stores(table: dict[str, Any], origin: Path) -> None:
         places = data.get("store") if isinstance(data, dict) else None
         for place in places if isinstance(places, list) else [places]:
             if isinstance(place, str):
-                check_store((origin.parent / place).resolve())
+                check_store((origin.parent / at_home(place)).resolve())
 
 
 def is_store(path: Path) -> bool:

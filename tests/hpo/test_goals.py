@@ -208,9 +208,9 @@ def test_samplers_find_a_larger_front_than_chance_and_the_same_again(
 @pytest.mark.parametrize("sampler", ["tpe", "gp"])
 def test_samplers_look_within_bounds(settings: Any, sampler: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hydragnn.hpo.sampling.sampler.problem_of", lambda *_: "")
-    points = searched(settings, sampler, 30, bounds=(None, 0.05))
-    late = [both(point)[1] <= 0.05 for point in points[15:]]
-    assert sum(late) > 2 * sum(both(point)[1] <= 0.05 for point in searched(settings, "random", 30)[15:])
+    points = searched(settings, sampler, 24, bounds=(None, 0.05))
+    late = [both(point)[1] <= 0.05 for point in points[12:]]
+    assert sum(late) > 2 * sum(both(point)[1] <= 0.05 for point in searched(settings, "random", 24)[12:])
 
 
 @pytest.mark.parametrize(

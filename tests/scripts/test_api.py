@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -16,6 +17,7 @@ import hydragnn
 from hydragnn.base.errors import InputError
 from hydragnn.config import AnyConfig
 from hydragnn.datasets import GraphStore, StoreInfo, check_store, convert_store, open_store
+from hydragnn.datasets.sources.registry import read_build_settings
 from hydragnn.ensemble import (
     Ensemble,
     Estimate,
@@ -28,6 +30,7 @@ from hydragnn.ensemble import (
 )
 from hydragnn.ensemble.exporting.export import ExportResult
 from hydragnn.hpo import CampaignStatus, campaign_history, finished_runs
+from hydragnn.hpo.settings import campaign_settings
 from hydragnn.hpo.submit import Submission
 from hydragnn.importing.page import Import
 from hydragnn.models import load_model
@@ -36,6 +39,7 @@ from hydragnn.scripts import api
 from hydragnn.scripts.doctor import Installation
 from hydragnn.scripts.ensembles import members_of
 from hydragnn.scripts.simulated import SimulationResult
+from tests.charged_rings import RUN, write_rings
 
 GIVES: dict[str, Any] = {
     "append_store": StoreInfo,
@@ -116,6 +120,22 @@ def test_static_tools_see_the_types_in_a_users_program(root: Path, tmp_path: Pat
     revealed = [text.replace("builtins.", "") for text in re.findall(r'Revealed type is "(.*)"', done.stdout)]
     assert [text.rpartition(" -> ")[2] for text in revealed[: len(plain)]] == [written(GIVES[name]) for name in plain]
     assert revealed[len(plain) :] == list(uses.values())
+
+
+def test_a_tilde_is_the_home_folder_in_files_and_in_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home, here = tmp_path / "home", tmp_path / "here"
+    home.mkdir(), here.mkdir()
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.chdir(here)
+    write_rings(home / "rings.h5", 12)
+    table = tomllib.loads(RUN) | {"data": {"store": "~/rings.h5"}, "train": {"epochs": 1}}
+    hydragnn.train(table, "~/run")
+    search = {"trials": 1, "warm_start": ["~/old"], "space": {"model.hidden_dim": {"type": "int", "low": 4, "high": 8}}}
+    settings = campaign_settings({**table, "search": search}, here / "campaign.toml")
+    assert settings.base["data"]["store"] == str(home / "rings.h5") and settings.search.warm_start == [home / "old"]
+    build = {"kind": "ase", "files": ["~/a.xyz", "~b.xyz"], "cutoff": 3.0}
+    assert read_build_settings(build, here / "BUILD.toml").files == [str(home / "a.xyz"), str(here / "~b.xyz")]
+    assert (home / "run" / "record.json").is_file() and not list(here.iterdir())
 
 
 @pytest.mark.parametrize("what", ["nowhere", "", "notes.txt", os.devnull])

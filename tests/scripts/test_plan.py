@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from hydragnn.runs import rank_steps
 from hydragnn.scripts.plan_command import critical_words
 from hydragnn.scripts.plan_curves import LOSSES, curves_line
 from tests.charged_rings import RUN, write_rings
@@ -16,6 +17,13 @@ from tests.hydragnn.training.conftest import files
 from tests.once import Call
 
 CONFIG = RUN + "[batch]\nmax_nodes = 40\nmax_graphs = 8\n"
+
+
+@pytest.fixture(autouse=True)
+def few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measure the noise of gradients in few steps; ``test_noise.py`` takes all of them."""
+    monkeypatch.setattr(rank_steps, "WARM_UP", 2)
+    monkeypatch.setattr(rank_steps, "MEASURED", 4)
 
 
 @pytest.fixture
