@@ -115,7 +115,7 @@ def command(
 
 
 def _at_home(value: Any) -> Any:
-    """Return a value of the command line, ``~`` in its paths as the home folder: shells leave it in ``--out=~/run``."""
+    """Return an option with ``~`` replaced, which shells leave in ``--out=~/run``."""
     if isinstance(value, list | tuple):
         return type(value)(map(_at_home, value))
     return at_home(value) if isinstance(value, Path) else value

@@ -60,7 +60,7 @@ def as_path(value: Any) -> Path:
 
 
 def at_home(value: str | os.PathLike[str]) -> Path:
-    """Return a path whose leading ``~`` is the home folder, as in a shell."""
+    """Return a path with the home folder for a leading ``~``."""
     path = Path(value)
     return path.expanduser() if path.parts[:1] == ("~",) else path
 

@@ -21,7 +21,7 @@ CONFIG = RUN + "[batch]\nmax_nodes = 40\nmax_graphs = 8\n"
 
 @pytest.fixture(autouse=True)
 def few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Measure the noise of gradients in few steps; ``test_noise.py`` takes all of them."""
+    """Measure noise in few steps; ``test_noise.py`` takes all."""
     monkeypatch.setattr(rank_steps, "WARM_UP", 2)
     monkeypatch.setattr(rank_steps, "MEASURED", 4)
 
