@@ -112,7 +112,7 @@ def manifest_from_json(value: Any, folder: Path) -> Manifest:
     if not isinstance(value, dict) or not isinstance(value.get("version"), int) or not value.get("members"):
         raise InputError(f"{source} does not describe an ensemble; was it made by hydragnn ensemble?")
     match value:
-        case {"version": 6 | 7} | {"domain": {"version": 2 | 3}}:
+        case {"version": 6 | 7} | {"domain": {"version": 2 | 3 | 4}}:
             raise InputError(
                 f"{source} was made by an earlier version, with other detectors or simple predictors, or with calculators, which are "
                 "members no more; build the ensemble of its runs anew: hydragnn ensemble RUN RUN ... --out ENSEMBLE"

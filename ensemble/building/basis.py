@@ -113,13 +113,14 @@ def validated(setup: Setup, parts: Parts, valid: MemberOutputs | None = None) ->
     domain, own_scores = training_domain(setup, split.train, [*zip(graphs, doubts)])
     every: Parts = {"valid": valid, **parts}
     scores = {part: part_scores(ensemble, domain, store, outputs, calibrations) for part, outputs in every.items()}
-    distance, of_graphs = growth_among(domain, own_scores)
-    if distance.power:
+    growth, of_graphs = growth_among(domain, own_scores)
+    if growth:
         distances = dict(zip(held_out, np.split(of_graphs, np.cumsum([*map(len, graphs)])[:-1])))
         for target in ensemble.targets:
             fitted, weights_of = calibrations[target.name], ensemble.weights_of(target.name)
             rows = held_out[fitted.part].labelled(target, distances[fitted.part])
             folds = [FoldLabels(members=tuple(range(len(rows.members))), rows=rows)]
+            distance = growth[target.field.on]
             calibrations[target.name] = estimates_of(target).calibration_at(target, fitted, folds, weights_of, distance)
     evaluation, arrays = evaluate_parts(setup, every, calibrations, scores)
     flagged, flags = flag_evaluation(domain, scores)
@@ -144,7 +145,7 @@ class FoldOutputs:
 
     fold: Fold
     outputs: MemberOutputs
-    distances: Float[Array, "graphs two"] | None = None
+    distances: Float[Array, "graphs three"] | None = None
 
     def labelled(self, target: Target) -> FoldLabels:
         """Return the usable items of a target."""
@@ -174,17 +175,21 @@ def cross_validated(setup: Setup, parts: Parts, folds: Sequence[Fold]) -> Basis:
     everything = np.setdiff1d(np.arange(len(store)), setup.split.test)
     domain, scores = training_domain(setup, everything, [(one.fold.graphs, doubts(one)) for one in of_every_fold])
     of_parts = {part: part_scores(ensemble, domain, store, outputs, calibrations) for part, outputs in parts.items()}
-    distance, of_graphs = growth_among(domain, scores)
-    if distance.power:
+    growth, of_graphs = growth_among(domain, scores)
+    if growth:
         of_folds = np.split(of_graphs, np.cumsum([len(one.fold.graphs) for one in of_every_fold])[:-1])
         of_every_fold = tuple(replace(one, distances=own) for one, own in zip(of_every_fold, of_folds))
         calibrations = {
             target.name: estimates_of(target).calibration_at(
-                target, calibrations[target.name], _with_labels(target, of_every_fold), ensemble.weights, distance
+                target,
+                calibrations[target.name],
+                _with_labels(target, of_every_fold),
+                ensemble.weights,
+                growth[target.field.on],
             )
             for target in ensemble.targets
         }
-    held_out, rows = held_out_evaluation(setup, of_every_fold, distance)
+    held_out, rows = held_out_evaluation(setup, of_every_fold, growth)
     evaluation, arrays = evaluate_parts(setup, parts, calibrations, of_parts)
     flagged, flags = flag_evaluation(domain, {**of_parts, HELD_OUT: scores})
     failures = {graph: why for one in of_every_fold for graph, why in one.outputs.failures.items()}
@@ -236,7 +241,7 @@ def held_out_estimate(
 
 
 def held_out_evaluation(
-    setup: Setup, folds: Sequence[FoldOutputs], distance: Distance
+    setup: Setup, folds: Sequence[FoldOutputs], growth: Mapping[str, Distance]
 ) -> tuple[Part, dict[str, NDArray[Any]]]:
     """Return scores of the cross-validated ensemble and its members, with rows.
 
@@ -260,6 +265,7 @@ def held_out_evaluation(
         labelled = _with_labels(target, folds)
         if len(labelled) < 2:
             continue
+        distance = growth.get(target.field.on, NO_GROWTH)
         estimate = held_out_estimate(target, labelled, ensemble.weights, setup.nominal, distance)
         rows = [fold.rows for fold in labelled]
         metrics[target.name], own = target_rows(estimate, rows, ensemble.names, trivial, baselines)

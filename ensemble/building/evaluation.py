@@ -122,7 +122,7 @@ def part_evaluation(
     calibrations: Mapping[str, AnyCalibration],
     trivial: Mapping[str, Mapping[str, float | None]],
     baselines: BaselineMetrics,
-    distances: Float[Array, "graphs two"] | None = None,
+    distances: Float[Array, "graphs three"] | None = None,
     climatologies: Mapping[str, Array] = MappingProxyType({}),
 ) -> tuple[Part, dict[str, NDArray[Any]]]:
     """Return scores of every target on one part, with their rows.

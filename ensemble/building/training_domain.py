@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -28,7 +28,6 @@ from hydragnn.ensemble.domain import (
 from hydragnn.ensemble.domain.detector import Numbers
 from hydragnn.ensemble.ensemble import Ensemble
 from hydragnn.ensemble.estimates.calibration.protocol import (
-    NO_GROWTH,
     AnyCalibration,
     Distance,
     held_out_p_values,
@@ -38,7 +37,7 @@ from hydragnn.ensemble.estimates.predictions import estimates_of
 from hydragnn.ensemble.members.latent import LatentFit
 from hydragnn.ensemble.members.member import final_states
 from hydragnn.ensemble.members.outputs import MemberOutputs
-from hydragnn.graphs.field import ATOMIC_NUMBERS
+from hydragnn.graphs.field import ATOMIC_NUMBERS, Location
 from hydragnn.models import Point, Target
 from hydragnn.runs.label_notes import open_compositions
 
@@ -101,16 +100,18 @@ def part_scores(
     return scores_of(domain, store, outputs.graphs, ensemble.needed(store), doubts)
 
 
-def growth_among(domain: Domain, scores: DomainScores) -> tuple[Distance, Float[Array, "graphs two"]]:
-    """Return the growth that held-out graphs calibrate, if known, and their distances.
+def growth_among(domain: Domain, scores: DomainScores) -> tuple[dict[str, Distance], Float[Array, "graphs three"]]:
+    """Return growths by location of fields, if known, and distances of held-out graphs.
 
     Each has the p-value against the others.
     """
     graphs = len(domain.rarity.held_out) if domain.rarity else 0
     if not graphs:
-        return NO_GROWTH, scores.distances
-    distances = np.stack([held_out_p_values(scores.p_values, graphs), scores.doubts], axis=1)
-    return Distance.among(distances[~np.isnan(scores.p_values)]), distances
+        return {}, scores.distances
+    distances = scores.distances
+    distances[:, 0] = held_out_p_values(scores.p_values, graphs)
+    known = distances[~np.isnan(scores.p_values)]
+    return {on: Distance.among(known, further=float(on == "graph")) for on in get_args(Location)}, distances
 
 
 def flag_evaluation(
@@ -127,7 +128,7 @@ def flag_evaluation(
             name: float(np.mean([name in reason.split("; ") for reason in one.reasons])) for name in names
         }
         arrays[f"{part}/domain/scores"] = np.array([*one.scores.values()]).reshape(len(names), len(one.reasons)).T
-        arrays[f"{part}/domain/p_values"] = one.p_values
+        arrays |= {f"{part}/domain/p_values": one.p_values, f"{part}/domain/further": one.further}
     allowed = {"false_alarms": domain.rarity.limit if domain.rarity else 0.0, "detectors": names}
     if domain.rarity and domain.rarity.limit > domain.rarity.false_alarms:
         allowed |= {"held_out": len(domain.rarity.held_out), "asked": domain.rarity.false_alarms}

@@ -57,15 +57,17 @@ class DomainScores:
     """See ``Rarity.p_values``; NaN where unknown."""
     doubts: Float[Array, " graphs"]
     """See ``Domain.doubts``; NaN where unknown."""
+    further: Float[Array, " graphs"]
+    """See ``Domain.further``; NaN where unknown."""
     reasons: tuple[str, ...]
     """Reason of each flagged graph, or the detectors that see it; empty for others."""
     node_p_values: Float[Array, " nodes"] | None = None
     """The same of every node among nodes; None where they are not known."""
 
     @property
-    def distances(self) -> Float[Array, "graphs two"]:
-        """Return p-values and doubts side by side, with which uncertainties grow."""
-        return np.stack([self.p_values, self.doubts], axis=1)
+    def distances(self) -> Float[Array, "graphs three"]:
+        """Return what uncertainties grow with, side by side."""
+        return np.stack([self.p_values, self.doubts, self.further], axis=1)
 
     def spread_over(self, graphs: Bool[np.ndarray, " all"], nodes: Bool[np.ndarray, " all_nodes"]) -> "DomainScores":
         """Return the scores as rows of more graphs, NaN for others."""
@@ -75,6 +77,7 @@ class DomainScores:
             scores={name: _as_rows(values, graphs) for name, values in self.scores.items()},
             p_values=_as_rows(self.p_values, graphs),
             doubts=_as_rows(self.doubts, graphs),
+            further=_as_rows(self.further, graphs),
             reasons=tuple(reasons.tolist()),
             node_p_values=None if self.node_p_values is None else _as_rows(self.node_p_values, nodes),
         )
@@ -92,7 +95,7 @@ class Domain:
     expected_alarms: float | None = None
     """Share of graphs like held-out ones that is flagged; None in one that was read."""
 
-    version: ClassVar[int] = 4
+    version: ClassVar[int] = 5
     """Version 1 had a threshold per channel in place of scores of held-out graphs; both had more detectors."""
 
     @cached_property
@@ -147,7 +150,9 @@ class Domain:
         valid = ~np.isnan(values).all(axis=1)
         if self.rarity is None:
             unknown = np.full(len(values), np.nan)
-            return DomainScores(scores={}, p_values=unknown, doubts=unknown, reasons=("",) * len(values))
+            return DomainScores(
+                scores={}, p_values=unknown, doubts=unknown, further=unknown, reasons=("",) * len(values)
+            )
         excesses, names = self.rarity.standardised(values), [detector.name for detector in self.detectors]
         largest = np.stack([excesses[:, a:b].max(axis=1, initial=0.0) for a, b in pairwise(self._ends)], axis=1)
         reasons = [""] * len(values)
@@ -160,6 +165,7 @@ class Domain:
             scores={name: np.where(valid, column, np.nan) for name, column in zip(names, largest.T)},
             p_values=np.where(valid, self.rarity.p_values(excesses), np.nan),
             doubts=np.where(valid, self.doubts(excesses), np.nan),
+            further=np.where(valid, self.further(excesses), np.nan),
             reasons=tuple(reasons),
         )
 
@@ -178,6 +184,13 @@ class Domain:
         if self.rarity is None or not columns:
             return np.zeros(len(excesses))
         return (excesses[:, columns] * self.rarity.unit[columns]).clip(0.0, LARGEST_DOUBT).mean(axis=1)
+
+    def further(self, excesses: Float[Array, "graphs channels"]) -> Float[Array, " graphs"]:
+        """Return logarithms of distances from similar training graphs over their median of held-out ones."""
+        for detector, first in zip(self.detectors, self._ends):
+            if isinstance(detector, Statistics) and self.rarity is not None:
+                return (excesses[:, first + 1] * self.rarity.unit[first + 1]).clip(0.0, LARGEST_DOUBT)
+        return np.zeros(len(excesses))
 
     def usual_doubt(self, target: str) -> float:
         """Return the median doubt of held-out graphs; NaN if unknown."""

@@ -179,50 +179,64 @@ class Contacts(Detector):
         return cls(species=species, lonely=bool(settings["lonely"]), kinds=kinds, shortest=shortest)
 
 
-RIDGE = 0.01
-"""Least variance of a direction, over the mean one."""
+RIDGE, ALIKE, NEAREST = 0.01, 0.1, 5
+"""Least variance of a direction over the mean one, distance that is added so that copies are no measure, and nearest training graphs."""
 
-ALIKE = 0.03
-"""Relative difference of lengths that is added to all, so that closer graphs are alike."""
+SHELLS, FEW = 10, 0.1
+"""Distances up to the scale at which neighbours are counted, and their least deviation: what training had not there counts, one close pair is little."""
 
 SIDED = 0.01
-"""One-sidedness that is added to all, so that perfect crystals are alike; beside a vacancy a node has some .08."""
+"""Least deviation of one-sidedness, so that perfect crystals are alike; beside a vacancy a node has some .08."""
+
+OF_EDGES = 3 + SHELLS
+"""Statistics of edges: nearest neighbours (mean, largest), one-sidedness, neighbours by distance."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Statistics(Detector):
-    """Mahalanobis distance of statistics, least distance of edges, and one-sidedness of nodes."""
+    """Distances of statistics from their mean and from similar graphs, and one-sidedness of nodes."""
 
     name: ClassVar[str] = "statistics"
     channels: ClassVar = (Channel(slack=0.1),) * 4
-    """One of all statistics, one of edges, two of one-sidedness."""
+    """Mahalanobis distance, that from the nearest training graphs over theirs from each other, two of one-sidedness."""
 
     columns: Mapping[str, int]
     """Inputs, and how many statistics each has."""
     mean: Float[Array, " statistics"]
     unit: Float[Array, " statistics"]
-    """One over standard deviations of training graphs; 0 of constants."""
+    """One over standard deviations of training graphs; 0 of constant inputs."""
     whitening: Float[Array, "statistics statistics"]
-    edges: Float[Array, "graphs 3"]
-    """Edges of training graphs."""
+    training: Float[Array, "graphs statistics"]
+    """Whitened statistics of training graphs."""
 
     def values(self, view: GraphView) -> Float[Array, "graphs channels"]:
         """Return logarithms of distances; what a graph has not is as usual."""
-        lengths = _lengths(view)
-        away = np.nan_to_num((statistics_of(view, self.columns, lengths) - self.mean) * self.unit)
-        distance = np.maximum(np.linalg.norm(away @ self.whitening.T, axis=1), 1e-6)
-        of_edges = _tree(self).query(np.nan_to_num(lengths[:, 2:5]))[0] + ALIKE
-        return np.stack([np.log(distance), np.log(of_edges), *lengths[:, 5:].T], axis=1)
+        of_edges = _of_edges(view)
+        own = self._away(view, of_edges) @ self.whitening.T
+        tree, spacing = _tree(self)
+        near, which = tree.query(own, k=range(1, spacing.shape[1] + 1))
+        further = (near.mean(axis=1) + ALIKE) / (spacing[which].mean(axis=(1, 2)) + ALIKE)
+        distance = np.maximum(np.linalg.norm(own, axis=1), 1e-6)
+        return np.stack([np.log(distance), np.log(further), *of_edges[:, OF_EDGES:].T], axis=1)
+
+    def _away(self, view: GraphView, of_edges: Float[Array, "graphs _"]) -> Float[Array, "graphs statistics"]:
+        return np.nan_to_num((statistics_of(view, self.columns, of_edges) - self.mean) * self.unit)
 
     def reason(self, view: GraphView, graph: int, channel: int, value: float) -> str:
-        """Return the statistic furthest from its mean, or edges, in words."""
-        away = np.nan_to_num((statistics_of(view, self.columns, _lengths(view))[graph] - self.mean) * self.unit)
+        """Return the statistic furthest from its mean in words."""
+        away = self._away(view, _of_edges(view))[graph]
         most = int(np.abs(away).argmax())
         if channel > 1:
             return f"neighbours of node {view.most(graph, _one_sided(view)[:, 0])} lie on one side, more so than elsewhere in it"
-        if channel and np.abs(away[most]) < 3:
-            return "lengths and numbers of its edges are unlike those of every training graph"
+        if abs(away[most]) < 3:
+            return (
+                "its numbers of neighbours by distance and its inputs are together unlike those of every training graph"
+            )
         names = [f"the {which} distance of its nodes to their nearest neighbours" for which in ("mean", "largest")]
+        names += [
+            "the share of neighbours on one side",
+            *(f"the number of neighbours at {view.scale * n / SHELLS:.3g}" for n in range(SHELLS)),
+        ]
         for name, count in self.columns.items():
             classes = view.batch.fields[name].classes if name in view.batch.fields else 0
             whats = [f"share of class {n}" for n in range(classes)] or ["mean", "standard deviation"]
@@ -236,48 +250,51 @@ class Statistics(Detector):
         columns = {str(name): int(count) for name, count in settings["columns"].items()}
         if columns != {name: stored.fields[name].classes or 2 * stored.fields[name].width for name in columns}:
             raise ValueError("inputs have other statistics")
-        size = 2 + sum(columns.values())
-        shapes = {"mean": (size,), "unit": (size,), "whitening": (size, size), "edges": (None, 3)}
-        return cls(columns=columns, **{name: stored.numbers(name, *shape) for name, shape in shapes.items()})
+        size = OF_EDGES + sum(columns.values())
+        shapes = {"mean": (size,), "unit": (size,), "whitening": (size, size), "training": (None, size)}
+        own = cls(columns=columns, **{name: stored.numbers(name, *shape) for name, shape in shapes.items()})
+        if not len(own.training):
+            raise ValueError("there are no statistics of training graphs")
+        return own
 
 
 def fitted_statistics(training: Iterable[GraphView], inputs: Sequence[Field]) -> list[Detector]:
-    """Return the statistics of training graphs; none where all are alike.
+    """Return the statistics of training graphs; none without graphs.
 
     Components of vectors turn with a graph, and have none.
     """
     tables = [one for one in inputs if one.parity == "scalar" and max(one.width, one.classes) <= LARGEST_TABLE]
     columns = {one.name: one.classes or 2 * one.width for one in tables}
-    seen = [
-        (statistics_of(view, columns, lengths), np.nan_to_num(lengths[:, 2:5]))
-        for view in training
-        for lengths in [_lengths(view)]
-    ]
-    rows, edges = map(np.concatenate, zip((np.zeros((0, 2 + sum(columns.values()))), np.zeros((0, 3))), *seen))
+    seen = [statistics_of(view, columns, _of_edges(view)) for view in training]
+    rows = np.concatenate([np.zeros((0, OF_EDGES + sum(columns.values()))), *seen])
     has = np.isfinite(rows)
     counts = np.maximum(has.sum(axis=0), 1)
     mean = np.where(has, rows, 0.0).sum(axis=0) / counts
     away = np.where(has, rows - mean, 0.0)
     deviation = np.sqrt((away**2).sum(axis=0) / counts)
+    deviation[2:OF_EDGES] = np.maximum(deviation[2:OF_EDGES], [SIDED, *[FEW] * SHELLS])
     differs = deviation > 1e-6 * (np.abs(mean) + 1e-6)
-    if not differs.any():
+    if not len(rows):
         return []
     unit = np.where(differs, 1 / np.where(differs, deviation, 1.0), 0.0)
     moments = (away * unit).T @ (away * unit) / len(rows)
     whitening = np.ascontiguousarray(whitening_of(moments, RIDGE * len(differs) / differs.sum()))
-    return [Statistics(columns=columns, mean=mean, unit=unit, whitening=whitening, edges=edges)]
+    own = (away * unit) @ whitening.T
+    return [Statistics(columns=columns, mean=mean, unit=unit, whitening=whitening, training=own)]
 
 
 @lru_cache(maxsize=4)
-def _tree(detector: Statistics) -> KDTree:
-    return KDTree(detector.edges)
+def _tree(detector: Statistics) -> tuple[KDTree, Float[Array, "graphs nearest"]]:
+    """Return training graphs as a tree, and distances from their nearest."""
+    tree, nearest = KDTree(detector.training), max(1, min(NEAREST, len(detector.training) - 1))
+    return tree, np.nan_to_num(tree.query(detector.training, k=range(2, nearest + 2))[0], posinf=0.0)
 
 
 def statistics_of(
-    view: GraphView, columns: Mapping[str, int], lengths: Float[Array, "graphs 7"]
+    view: GraphView, columns: Mapping[str, int], of_edges: Float[Array, "graphs _"]
 ) -> Float[Array, "graphs statistics"]:
-    """Return logarithms of distances to nearest neighbours, and statistics of inputs; NaN without them."""
-    batch, result = view.batch, [lengths[:, :2]]
+    """Return statistics of edges and of inputs; NaN without them."""
+    batch, result = view.batch, [of_edges[:, :OF_EDGES]]
     for name, count in columns.items():
         own = np.full((len(view), count), np.nan)
         if field := batch.fields.get(name):
@@ -293,19 +310,23 @@ def statistics_of(
     return np.concatenate(result, axis=1)
 
 
-def _lengths(view: GraphView) -> Float[Array, "graphs 7"]:
-    """Return log distances (mean, largest nearest), edges (number, mean, deviation), and one-sidedness."""
+def _of_edges(view: GraphView) -> Float[Array, "graphs _"]:
+    """Return statistics of edges, and two of one-sidedness within every graph; NaN without edges."""
     if not len(view.lengths):
-        return np.full((len(view), 7), np.nan)
-    rows, nearest = view.edge_rows[view.node_rows], per_segment(np.minimum, view.lengths[:, None], view.edge_rows)
-    largest, per_node = view.largest(nearest), np.diff(rows) / np.maximum(np.diff(view.node_rows), 1)
-    sizes = np.concatenate([_means(nearest, view.node_rows), largest, per_node[:, None]], axis=1)
-    mean, square = (_means(np.log(view.lengths)[:, None] ** power, rows) for power in (1, 2))
-    deviation = np.sqrt(np.maximum(square - mean**2, 0.0))
+        return np.full((len(view), OF_EDGES + 2), np.nan)
+    nearest, rows = per_segment(np.minimum, view.lengths[:, None], view.edge_rows), view.edge_rows[view.node_rows]
+    distances = np.log(
+        np.maximum(np.concatenate([_means(nearest, view.node_rows), view.largest(nearest)], axis=1), 1e-9)
+    )
+    from_shells = np.minimum(np.abs(view.lengths[:, None] * SHELLS - np.arange(SHELLS)), 1.0)
+    shells = (
+        per_segment(np.add, 0.5 + 0.5 * np.cos(np.pi * from_shells), rows)
+        / np.maximum(np.diff(view.node_rows), 1)[:, None]
+    )
     sided = _one_sided(view)
     norms = [_means(sided**power, view.node_rows) ** (1 / power) for power in (1, 2, 4)]
     pairs = [np.log((more + SIDED) / (less + SIDED)) for more, less in zip((view.largest(sided), norms[2]), norms)]
-    return np.concatenate([np.log(np.where(largest > 0, sizes, np.nan)), mean, deviation, *pairs], axis=1)
+    return np.where(np.diff(rows)[:, None] > 0, np.concatenate([distances, norms[0], shells, *pairs], axis=1), np.nan)
 
 
 def _one_sided(view: GraphView) -> Float[Array, "nodes 1"]:

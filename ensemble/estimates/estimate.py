@@ -34,7 +34,7 @@ class Labelled:
     members: Members
     graph: Owners
     nodes: Counts
-    distances: Float[Array, "items two"] | None = None
+    distances: Float[Array, "items three"] | None = None
     """Distances of each item's graph from training (``DomainScores.distances``); None where there are none."""
 
     def __len__(self) -> int:
@@ -241,7 +241,7 @@ class Estimate(ABC):
         """
         return calibration
 
-    def at(self, calibration: AnyCalibration | None, distances: Float[Array, "items two"] | None) -> "Estimate":
+    def at(self, calibration: AnyCalibration | None, distances: Float[Array, "items three"] | None) -> "Estimate":
         """Return the estimate of graphs at a distance from training data."""
         return self
 

@@ -151,7 +151,7 @@ class NumberEstimate(Estimate):
             return grown
         return with_fold_scores(grown, [fold.members for fold in folds], [_by_graph(grown, *one) for one in of_folds])
 
-    def at(self, calibration: AnyCalibration | None, distances: Float[Array, "items two"] | None) -> "NumberEstimate":
+    def at(self, calibration: AnyCalibration | None, distances: Float[Array, "items three"] | None) -> "NumberEstimate":
         """Return uncertainties that grow; beyond all calibrating graphs intervals are NaN."""
         if not isinstance(calibration, Calibration) or distances is None or not calibration.distance.power:
             return self

@@ -72,7 +72,7 @@ class MemberOutputs:
         every += [self.simple[target.name]] if target.name in self.simple else []
         return every if use is None else [one.rows(torch.from_numpy(use)) for one in every]
 
-    def labelled(self, target: Target, distances: Float[Array, "graphs two"] | None = None) -> Labelled:
+    def labelled(self, target: Target, distances: Float[Array, "graphs three"] | None = None) -> Labelled:
         """Return the usable items of a target.
 
         ``distances`` are those of the graphs from training.

@@ -16,6 +16,7 @@ import torch
 from ase import Atom, Atoms
 from ase.build import bulk, fcc111, molecule
 from ase.calculators.emt import EMT
+from ase.calculators.lj import LennardJones
 from ase.calculators.singlepoint import SinglePointCalculator
 from ase.calculators.tersoff import Tersoff, TersoffParameters
 from ase.data import covalent_radii
@@ -539,6 +540,30 @@ def carbide(data: Path) -> TrustSet:
     return TrustSet(graphs=known, table=forces_table("schnet", 3.4, 24, 30), beyond=beyond)
 
 
+def argon(data: Path) -> TrustSet:
+    """Hot crystals of argon (Lennard-Jones), cells of 32 atoms."""
+    random = np.random.default_rng(14)
+
+    def cell(kind: str = "fcc", rattle: tuple[float, float] = (0.05, 0.3)) -> GraphBatch:
+        a = 5.3 * (1 + random.normal(0, 0.015))
+        atoms = bulk("Ar", "fcc", a=a, cubic=True) * (2, 2, 2)
+        if kind == "bcc":
+            atoms = bulk("Ar", "bcc", a=0.8 * a, cubic=True) * (3, 3, 2)
+        if kind == "slabs":
+            atoms.center(vacuum=6.0, axis=2)
+        if kind == "vacancies":
+            del atoms[int(random.integers(len(atoms)))]
+        atoms.positions += random.normal(0, random.uniform(*rattle), (len(atoms), 3))
+        atoms.calc = LennardJones(sigma=3.4, epsilon=0.0104, rc=8.5, smooth=True)
+        atoms.get_forces()
+        return from_ase(atoms, 6.0, fields=[ENERGY, FORCES])
+
+    beyond = {kind: [cell(kind) for _ in range(ASKED)] for kind in ("vacancies", "bcc", "slabs")}
+    hotter = [cell(rattle=(0.4, 0.5)) for _ in range(ASKED)]
+    known = [cell() for _ in range(400)]
+    return TrustSet(graphs=known, table=forces_table("schnet", 6.0, 24, 30), beyond=beyond | {"hotter": hotter})
+
+
 NITROGEN, OXYGEN = 7, 8
 SETS: Mapping[str, Callable[[Path], TrustSet]] = {
     "alloys": alloys,
@@ -622,6 +647,7 @@ SETS: Mapping[str, Callable[[Path], TrustSet]] = {
     "silver": silver,
     "carbide": carbide,
     "defects": defects,
+    "argon": argon,
 }
 TRUTHS: Mapping[str, Callable[[Atoms], np.ndarray]] = {
     **dict.fromkeys(("alloys", "melts", "mixed"), EMT().get_forces),

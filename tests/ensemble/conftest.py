@@ -75,9 +75,9 @@ def points(labels: Any, means: Any, graph: Any, nodes: Any, distances: Any = Non
     return Labelled(labels=labels, members=members, graph=graph, nodes=nodes, distances=distances)
 
 
-def distances_of(p_values: Any, doubts: float = 0.0) -> np.ndarray:
-    """Return distances with these p-values, and doubts that are the same for all."""
-    return np.stack([p_values, np.full(len(p_values), doubts)], axis=1)
+def distances_of(p_values: Any, doubts: float = 0.0, further: Any = 0.0) -> np.ndarray:
+    """Return distances with these p-values, and others that may be the same for all."""
+    return np.stack(np.broadcast_arrays(p_values, doubts, further), axis=1)
 
 
 def config_of(store_path: Path, **changes: Any) -> RunConfig:

@@ -277,6 +277,14 @@ def test_calibrations_are_read_as_they_were_written_with_and_without_a_distance(
     np.testing.assert_array_equal(predicted(rows, read).lower, one.lower)
 
 
+def test_errors_of_whole_graphs_grow_with_their_distance_from_similar_ones() -> None:
+    calibrating = distances_of(np.arange(1, 100) / 99)
+    of_graphs, of_nodes = (Distance.among(calibrating, further=one) for one in (1.0, 0.0))
+    away = distances_of([0.5], further=np.log(3))
+    assert of_graphs.growth(away) == pytest.approx(3 * of_graphs.growth(distances_of([0.5])))
+    assert of_nodes.growth(away) == of_nodes.growth(distances_of([0.5]))
+
+
 def test_a_calibrating_graph_with_a_kind_that_training_never_had_counts_as_the_rarest() -> None:
     values = held_out_p_values(np.array([0.5 / 31, 1 / 31, 1.0, np.nan]), graphs=30)
     np.testing.assert_allclose(values, [1 / 30, 1 / 30, 1.0, np.nan])

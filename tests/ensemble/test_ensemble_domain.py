@@ -203,9 +203,27 @@ def test_meshes_of_another_resolution_are_flagged(spacing: float, jitter: float,
     assert re.match(reason, flagged) if reason else not flagged
 
 
-def test_another_lattice_with_the_same_nearest_distances_is_flagged_by_its_edges(domain: Domain) -> None:
+def test_another_lattice_with_the_same_nearest_distances_is_flagged_by_its_shells(domain: Domain) -> None:
     frame = crystal(np.random.default_rng(4), lattice="bcc", a=3.6 * (2 / 3) ** 0.5)
-    assert output_of(domain, frame).reasons[0].startswith("statistics: lengths and numbers of its edges are unlike")
+    assert re.match("statistics: the number of neighbours at [23]", output_of(domain, frame).reasons[0])
+
+
+def test_another_lattice_is_flagged_between_the_bodies_of_training() -> None:
+    """Bcc cells have the numbers of edges of slabs, and no surface."""
+    random = np.random.default_rng(2)
+
+    def body(number: int) -> Atoms:
+        atoms = crystal(random)
+        atoms.center(vacuum=5.0, axis=[(), 2, (0, 1, 2)][number % 3])
+        return atoms
+
+    bodies = MemoryStore(graphs_of([body(n) for n in range(240)]))
+    domain, _ = fitted_domain(
+        bodies, np.arange(120), [(np.arange(120, 240), Doubts())], [ATOMIC_NUMBERS_FIELD], KNOWN, []
+    )
+    frame = crystal(random, lattice="bcc", a=3.6 * (2 / 3) ** 0.5)
+    assert output_of(domain, frame).reasons[0] and not output_of(domain, body(0)).reasons[0]
+    assert output_of(domain, frame).further[0] > np.log(2) > output_of(domain, body(0)).further[0]
 
 
 def test_a_vacancy_in_a_crystal_is_flagged_by_nodes_with_neighbours_on_one_side(domain: Domain) -> None:
@@ -255,7 +273,7 @@ def test_doubts_are_those_beyond_the_median_of_held_out_graphs(
     frame = crystal(np.random.default_rng(8))
     output = output_of(domain, frame, doubts=Doubts(of_graphs=own))
     np.testing.assert_allclose(output.doubts, [doubts], atol=1e-3)
-    np.testing.assert_array_equal(output.distances, [[output.p_values[0], output.doubts[0]]])
+    np.testing.assert_array_equal(output.distances, [[output.p_values[0], output.doubts[0], output.further[0]]])
 
 
 DRAW = {
@@ -365,7 +383,7 @@ def test_all_formats_and_the_calculator_have_the_score(ensemble: Path, frames: l
     write(tmp_path / "asked.xyz", asked)
     loaded = Ensemble.load(ensemble)
     expected = loaded.predict(asked)
-    assert expected.domain_score[1] < 0.1 and "contacts: node " in expected.domain[1]
+    assert expected.domain_score[1] < 0.1 and "nearest neighbours is" in expected.domain[1]
     assert np.isnan(expected.domain_score[2]) and expected.domain[2] == ""
     assert set(expected.domain_scores) == {"kinds", "contacts", "statistics", "spread", "latent"}
     for suffix in (".h5", ".csv", ".xyz"):

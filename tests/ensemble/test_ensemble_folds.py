@@ -80,7 +80,9 @@ def test_no_member_speaks_of_what_it_has_seen(cross_validated: Built, fold_runs:
         graph, words = arrays["held-out/energy/graph"], arrays["held-out/energy/members"]
         mean, truth = arrays["held-out/energy/mean"], arrays["held-out/energy/target"]
         p_values = held_out_p_values(arrays["held-out/domain/p_values"], 72)
-        p_value_of = dict(zip(np.concatenate([fold.graphs for fold in folds]).tolist(), p_values.tolist(), strict=True))
+        held_out = np.concatenate([fold.graphs for fold in folds]).tolist()
+        p_value_of = dict(zip(held_out, p_values.tolist(), strict=True))
+        further_of = dict(zip(held_out, arrays["held-out/domain/further"].tolist(), strict=True))
     for position, split in enumerate(splits):
         seen = np.isin(graph, np.union1d(split.train, split.valid))
         np.testing.assert_array_equal(np.isnan(words[position]), seen)
@@ -92,7 +94,8 @@ def test_no_member_speaks_of_what_it_has_seen(cross_validated: Built, fold_runs:
         alone = [Point(mean=torch.from_numpy(words[fold.members[0], own]))]
         nodes = store.sizes().nodes[graph[own]]
         one = NumberEstimate.of(ENERGY, alone, np.ones(1), calibration.without_folds(), nodes)
-        one = one.at(calibration, distances_of([p_value_of[g] for g in graph[own].tolist()]))
+        p_value, further = ([of[g] for g in graph[own].tolist()] for of in (p_value_of, further_of))
+        one = one.at(calibration, distances_of(p_value, further=further))
         np.testing.assert_allclose(fold.scores[0], np.sort(np.abs(one.mean - truth[own]) / one.std), rtol=1e-9)
 
 

@@ -101,7 +101,7 @@ def test_the_report_has_baselines_of_others(joined: tuple[Path, Any]) -> None:
 
 def test_ensembles_of_parts_that_are_gone_are_refused(joined: tuple[Path, Any], tmp_path: Path) -> None:
     folder = shutil.copytree(joined[0], tmp_path / "copy")
-    edit_json(folder / "ensemble.json", lambda value: value.update(domain={"version": 3, "detectors": []}))
+    edit_json(folder / "ensemble.json", lambda value: value.update(domain={"version": 4, "detectors": []}))
     refused("made by an earlier version, with other .*; build the ensemble of its runs anew", Ensemble.load, folder)
     edit_json(folder / "ensemble.json", lambda value: value.update(version=6))
     refused("which are members no more; build the ensemble of its runs", Ensemble.load, folder)

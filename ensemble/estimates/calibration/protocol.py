@@ -1,7 +1,7 @@
 """Calibrations of every kind, and errors that grow with distance.
 
-The distance is the training domain's p-value, and how far members' doubts about a graph exceed those of held-out graphs. Standard deviations
-grow with powers of both, so that scores are those of normalised split conformal prediction (Lei et al. 2018, arXiv:1604.04173,
+The distance is the training domain's p-value, how far members' doubts about a graph exceed those of held-out graphs, and how much further
+it lies from similar training graphs than held-out graphs do. Standard deviations grow with powers of all, so that scores are those of normalised split conformal prediction (Lei et al. 2018, arXiv:1604.04173,
 section 5.2) with a scale that knows the distance.
 """
 
@@ -32,7 +32,7 @@ to less than 85 % (``docs/measurements/domain.md``). Fits on validation graphs p
 @pydantic.with_config(pydantic.ConfigDict(extra="forbid"))
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Distance:
-    """Growth of a standard deviation with the distances of a graph: p-value and doubts."""
+    """Growth of a standard deviation with the distances of a graph."""
 
     power: NotNegative = 0.0
     """0 where errors do not grow."""
@@ -44,30 +44,33 @@ class Distance:
     """Mean square of growth over held-out graphs, with doubts up to their 95 % quantile."""
     doubts: NotNegative = 0.0
     """Exponent of doubts."""
+    further: NotNegative = 0.0
+    """Exponent of how much further a graph lies from similar ones; 1 of what whole graphs have, where members share an error that is
+    smooth in the statistics of graphs; else disagreement about nodes tells more."""
 
     @classmethod
-    def among(cls, distances: Float[Array, "graphs two"]) -> "Distance":
+    def among(cls, distances: Float[Array, "graphs three"], further: float = 0.0) -> "Distance":
         """Return the growth that these held-out graphs calibrate.
 
-        >>> distances = np.stack([np.arange(1, 21) / 20, np.zeros(20)], axis=1)
+        >>> distances = np.stack([np.arange(1, 21) / 20, np.zeros(20), np.zeros(20)], axis=1)
         >>> Distance.among(distances).growth(distances).round(3)[[0, 1, 3, 19]]
         array([1.282, 1.116, 0.972, 0.972])
         """
-        one = cls(power=POWER, unknown=1 / (len(distances) + 1), doubts=DOUBTS)
-        most = np.quantile(distances[:, 1], 0.95)  # so that a graph of large doubts makes no others more certain
-        return replace(one, mean_square=float(np.mean(one.growth(np.minimum(distances, [np.inf, most])) ** 2)))
+        one = cls(power=POWER, unknown=1 / (len(distances) + 1), doubts=DOUBTS, further=further)
+        most = np.quantile(distances[:, 1:], 0.95, axis=0)  # so that one remote graph makes no others more certain
+        return replace(one, mean_square=float(np.mean(one.growth(np.minimum(distances, [np.inf, *most])) ** 2)))
 
-    def growth(self, distances: Float[Array, "items two"]) -> Float[Array, " items"]:
+    def growth(self, distances: Float[Array, "items three"]) -> Float[Array, " items"]:
         """Return factors on standard deviations; 1 without a p-value.
 
-        >>> Distance(power=0.25).growth(np.array([[1.0, 0.0], [0.2 / 16, 0.0], [np.nan, 0.0]]))
+        >>> Distance(power=0.25).growth(np.array([[1.0, 0.0, 0.0], [0.2 / 16, 0.0, 0.0], [np.nan, 0.0, 0.0]]))
         array([1., 2., 1.])
         """
-        p_values, doubts = distances.T
+        p_values, *logarithms = distances.T
         if not self.power:
             return np.ones_like(p_values)
         rarity = np.maximum(self.usual / np.maximum(p_values, np.finfo(np.float64).tiny), 1.0)
-        grown = rarity**self.power * np.exp(self.doubts * np.nan_to_num(doubts))
+        grown = rarity**self.power * np.exp([self.doubts, self.further] @ np.nan_to_num(logarithms))
         return np.where(np.isnan(p_values), 1.0, grown / np.sqrt(self.mean_square))
 
     def beyond(self, p_values: Float[Array, "*shape"]) -> Bool[np.ndarray, "*shape"]:
