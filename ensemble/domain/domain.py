@@ -186,7 +186,7 @@ class Domain:
         return (excesses[:, columns] * self.rarity.unit[columns]).clip(0.0, LARGEST_DOUBT).mean(axis=1)
 
     def further(self, excesses: Float[Array, "graphs channels"]) -> Float[Array, " graphs"]:
-        """Return logarithms of distances from similar training graphs over their median of held-out ones."""
+        """Return logarithms of distances from similar graphs over usual ones."""
         for detector, first in zip(self.detectors, self._ends):
             if isinstance(detector, Statistics) and self.rarity is not None:
                 return (excesses[:, first + 1] * self.rarity.unit[first + 1]).clip(0.0, LARGEST_DOUBT)

@@ -194,7 +194,7 @@ OF_EDGES = 3 + SHELLS
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Statistics(Detector):
-    """Distances of statistics from their mean and from similar graphs, and one-sidedness of nodes."""
+    """Statistics of graphs, and one-sidedness of nodes."""
 
     name: ClassVar[str] = "statistics"
     channels: ClassVar = (Channel(slack=0.1),) * 4
@@ -311,7 +311,7 @@ def statistics_of(
 
 
 def _of_edges(view: GraphView) -> Float[Array, "graphs _"]:
-    """Return statistics of edges, and two of one-sidedness within every graph; NaN without edges."""
+    """Return statistics of edges and of one-sidedness; NaN without edges."""
     if not len(view.lengths):
         return np.full((len(view), OF_EDGES + 2), np.nan)
     nearest, rows = per_segment(np.minimum, view.lengths[:, None], view.edge_rows), view.edge_rows[view.node_rows]
