@@ -91,7 +91,7 @@ def is_graph_store(value: Any) -> "TypeIs[GraphStore]":
 
 
 def read_checked(
-    store: GraphStore, graphs: Int64[ndarray, " chosen"], fields: Collection[str] | None = None
+    store: Any, graphs: Int64[ndarray, " chosen"], fields: Collection[str] | None = None
 ) -> tuple[GraphBatch, Bool[ndarray, " chosen"]]:
     """Return graphs, and which of them were changed; none without digests."""
     if (own := getattr(store, "read_checked", None)) is not None:

@@ -210,11 +210,7 @@ def convert_store(source: Path | str | Sequence[Path | str], target: Path | str)
     with StoreWriter(target, store.fields(), dim=store.dim, attributes=store.attributes) as writer:
         for start in range(0, len(store), BLOCK):
             numbers = np.arange(start, min(start + BLOCK, len(store)))
-            changed = np.zeros(0, dtype=np.bool_)
-            if isinstance(store, DiskStore):
-                batch, changed = store.read_checked(numbers)
-            else:
-                batch = store.read(numbers)
+            batch, changed = read_checked(store, numbers)
             writer.write(batch)
             if changed.any():
                 raise InputError(f"{text_of(store.paths)}: {changed_sentence(start + int(changed.argmax()))}")

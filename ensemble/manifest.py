@@ -214,5 +214,5 @@ def write_manifest(manifest: Manifest, folder: Path) -> None:
 def checksum(path: Path) -> str:
     """Return the SHA-256 of a file; InputError where there is none."""
     check_readable(path)
-    with file_errors(f"cannot read {path}", "copy the whole folder again"), path.open("rb") as file:
+    with file_errors(f"cannot read {path}", "check the path, or copy the whole folder again"), path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

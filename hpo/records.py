@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from hydragnn.base.errors import InputError
 from hydragnn.hpo.controller import trial_folder
-from hydragnn.hpo.fronts import Bounds, front_of, ranked
+from hydragnn.hpo.fronts import ranked
 from hydragnn.hpo.objective import COSTS, THROUGHPUT, bounds_of, goals_of, objective_value, quantity_text
 from hydragnn.hpo.preflight import open_campaign
 from hydragnn.hpo.scheduling.sizing import Load
@@ -21,7 +21,7 @@ from hydragnn.hpo.scheduling.state import Trial
 from hydragnn.hpo.settings import CampaignSettings
 from hydragnn.hpo.space.parameters import Choices, Parameter
 from hydragnn.hpo.space.points import Space, random_point, space_of
-from hydragnn.hpo.status.facts import Follower
+from hydragnn.hpo.status.facts import Follower, front_trials
 from hydragnn.hpo.status.timeline import Timeline
 from hydragnn.record import RunRecord, read_record
 
@@ -87,12 +87,6 @@ def finished_runs(out: Path | str) -> list[Path]:
     return [trials[index].folder for index in ranked([trial.objectives for trial in trials], bounds)]
 
 
-def front_trials(trials: Sequence[TrialHistory], bounds: Bounds) -> list[TrialHistory]:
-    """Return the front of finished trials within bounds, by first objective."""
-    finished = [trial for trial in trials if trial.status == "finished"]
-    return [finished[index] for index in front_of([trial.objectives for trial in finished], bounds)]
-
-
 def campaign_history(out: Path | str) -> CampaignHistory:
     """Return the history of a campaign, also while it runs."""
     out = Path(out)
@@ -126,8 +120,7 @@ def bought(out: Path, node_hours: float) -> list[dict[str, Any]]:
     trials = [trial for trial in state.trials.values() if trial.status == "finished" and trial.work]
     if not trials:
         raise InputError(f"no trial of {out} is trained to its end yet; continue the search with --resume")
-    if state.plan.bounds:
-        trials = [trials[at] for at in front_of([trial.values_at(-1) for trial in trials], state.plan.bounds)]
+    trials = front_trials(trials, state.plan.bounds) if state.plan.bounds else trials
     if not trials:
         raise InputError(f"no finished trial of {out} is within the bounds of its objectives; let more finish")
     errors = [goal.of for goal in goals_of(objective) if goal.of not in (THROUGHPUT, *COSTS)]

@@ -14,7 +14,8 @@ from hydragnn.ensemble.building.build import check_finished
 from hydragnn.hpo import CampaignView, best_runs, finished_runs, given_runs, run_final, trial_folder
 from hydragnn.hpo.objective import bounds_of, goals_of, quantity_text
 from hydragnn.hpo.preflight import open_campaign
-from hydragnn.hpo.records import campaign_history, front_trials
+from hydragnn.hpo.records import campaign_history
+from hydragnn.hpo.status.facts import front_trials
 
 
 def campaign_or_runs(sources: Sequence[Path]) -> Path | list[Path]:

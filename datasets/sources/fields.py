@@ -5,7 +5,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field as Setting
-from pydantic import field_validator, model_validator
+from pydantic import model_validator
 
 from hydragnn.base.settings import Settings
 from hydragnn.graphs.batch import GraphBatch
@@ -129,22 +129,15 @@ def _is_virial(name: str) -> bool:
 
 
 class CoarseningSettings(Settings):
-    """Coarser levels of every graph, in the node field ``clusters``."""
+    """Coarser levels of every graph, in the node field ``clusters``.
 
-    removed: ClassVar = {"side": ...}
+    Pairs of neighbours are one, the closest ones first.
+    """
 
-    by: Literal["contraction"] = "contraction"
-    """Pairs of neighbours are one, the closest ones first."""
+    removed: ClassVar = {"side": ..., "by": "contraction"}
 
     levels: int = Setting(default=1, ge=1, le=16)
     """Number of levels; each is made of the last."""
-
-    @field_validator("by", mode="before")
-    @classmethod
-    def _is_contraction(cls, value: Any) -> Any:
-        if value in ("voxels", "mesh levels"):
-            raise ValueError(f"{value} are gone; use contraction, or hydragnn.graphs.with_clusters for your own")
-        return value
 
     def applied(self, batch: GraphBatch) -> GraphBatch:
         """The batch with its levels; InputError where it has none such."""

@@ -24,7 +24,7 @@ from hydragnn.base.files import (
     write_atomically,
     write_sealed,
 )
-from hydragnn.base.places import absent_store, paths_of, text_of, weights_folder
+from hydragnn.base.places import absent_store, distinct_names, paths_of, text_of, weights_folder
 from hydragnn.datasets import GraphStore, Split, open_store
 from hydragnn.ensemble.building.basis import cross_validated, validated, weighted
 from hydragnn.ensemble.building.evaluation import (
@@ -131,7 +131,7 @@ def _baselines(
     folders: Sequence[Path], references: Sequence[str], run: Member, store: GraphStore, check: Callable[[], None]
 ) -> list[Baseline]:
     """Return calculators with the zeros of the store's energies."""
-    places = [*folders, *(Path(one.rpartition(":")[2]) for one in references)]
+    places = [*(one.resolve() for one in folders), *(Path(one.replace(":", "/")) for one in references)]
     baselines = list[Baseline]()
     for name, reference in zip(distinct_names(places)[len(folders) :], references, strict=True):
         check()
@@ -154,7 +154,7 @@ def _members(runs: Sequence[Path], weights: Sequence[float] | None, branch: str)
         )
     return [
         replace(load_run(run, weight=weight, branch=branch), name=name)
-        for run, weight, name in zip(runs, shares, distinct_names(runs), strict=True)
+        for run, weight, name in zip(runs, shares, distinct_names([run.resolve() for run in runs]), strict=True)
     ]
 
 
@@ -178,22 +178,6 @@ def check_out(out: Path) -> None:
     if os.path.lexists(out) and not (out.is_dir() and not any(out.iterdir())):
         kind = kind_of_folder(out)
         raise InputError(f"{out} exists already{kind and f' and is {kind}'}; choose another --out or delete it")
-
-
-def distinct_names(runs: Sequence[Path]) -> list[str]:
-    """Return the names of the runs' folders, numbered where they repeat.
-
-    >>> distinct_names([Path("a/0003"), Path("b/0003"), Path("b/0001")])
-    ['0003', '0003-2', '0001']
-    """
-    names: list[str] = []
-    for run in runs:
-        name, number = run.resolve().name, 1
-        while name in names:
-            number += 1
-            name = f"{run.resolve().name}-{number}"
-        names.append(name)
-    return names
 
 
 def _store_of(member: Member, store: GraphStore | None) -> GraphStore:

@@ -1,6 +1,5 @@
 """Rules that make graphs of files, as in training or by BUILD.toml."""
 
-import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from io import StringIO
@@ -20,6 +19,7 @@ from hydragnn.datasets.sources.ase import AseBuild, species_problem
 from hydragnn.datasets.sources.registry import for_prediction, read_build_settings, settings_of_rule
 from hydragnn.datasets.sources.table_files import find_files
 from hydragnn.ensemble.ensemble import Ensemble
+from hydragnn.ensemble.manifest import checksum
 from hydragnn.ensemble.reading.structures import Structures, reads_atoms
 from hydragnn.graphs.extxyz import read_frame
 from hydragnn.graphs.field import ATOMIC_NUMBERS
@@ -65,7 +65,7 @@ class FromStructures:
     @property
     def digest(self) -> str:
         """Return the hash of the files."""
-        digests = [file_digest(path) for path in self.paths]
+        digests = [checksum(path) for path in self.paths]
         return digests[0] if len(digests) == 1 else digest(digests)
 
     def blocks(self) -> list[Block]:
@@ -97,7 +97,7 @@ class FromFiles:
         more = [getattr(self.settings, key) for key in self.settings.beside]
         paths = [*find_files(self.settings.files), *(Path(path) for path in more if path is not None)]
         settings = self.settings.model_dump(mode="json", exclude={"files", *self.settings.beside})
-        return digest({"settings": settings, "files": [file_digest(path) for path in paths]})
+        return digest({"settings": settings, "files": [checksum(path) for path in paths]})
 
     def blocks(self) -> list[Block]:
         """Return one: these files are read as a whole."""
@@ -174,14 +174,6 @@ def _is_like_training(source: Path, ensemble: Ensemble) -> bool:
         return rule is not None
     suffixes = {Path(str(file)).suffix for file in files} if isinstance(files, list) else set()
     return rule.get("kind") != "ase" and source.suffix in suffixes
-
-
-def file_digest(path: Path) -> str:
-    """Return the hash of a file; InputError where it is none."""
-    if not path.is_file():
-        raise InputError(f"{path} is no file; check the path")
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def blocks_of(path: Path) -> list[Block]:

@@ -2,15 +2,15 @@
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from hydragnn.base.shown import Shown
 from hydragnn.hpo.costs import Estimates
 from hydragnn.hpo.folder import NAME, campaign_table
-from hydragnn.hpo.fronts import front_of
+from hydragnn.hpo.fronts import Bounds, front_of
 from hydragnn.hpo.journal import NAME as JOURNAL
 from hydragnn.hpo.journal import apply_changes, entry_of, read_lines, young_garbage_only
 from hydragnn.hpo.lines import LineChain
@@ -21,6 +21,8 @@ from hydragnn.hpo.search_settings import sampler_text, search_settings
 from hydragnn.hpo.space.parameters import place_of
 from hydragnn.hpo.space.points import Point, space_of
 from hydragnn.hpo.status.timeline import FaultRow, NodeHours, TimelineBuilder, local_nodes
+
+AnyTrial = TypeVar("AnyTrial", bound=Trial)
 
 SILENT = 180.0
 """Seconds without a line after which the controller counts as gone."""
@@ -273,9 +275,13 @@ def _best(trial: Trial) -> Best:
 
 def front(state: State) -> tuple[Best, ...]:
     """Return the front of finished trials; empty where there is one objective."""
-    bounds = state.plan.bounds
-    finished = [trial for trial in state.trials.values() if trial.status == "finished"] if bounds else []
-    return tuple(_best(finished[index]) for index in front_of([trial.values_at(-1) for trial in finished], bounds))
+    return tuple(map(_best, front_trials(state.trials.values(), state.plan.bounds))) if state.plan.bounds else ()
+
+
+def front_trials(trials: Iterable[AnyTrial], bounds: Bounds) -> list[AnyTrial]:
+    """Return the front of finished trials within bounds, by first objective."""
+    finished = [trial for trial in trials if trial.status == "finished"]
+    return [finished[index] for index in front_of([trial.values_at(-1) for trial in finished], bounds)]
 
 
 def campaign_status(folder: Path | str) -> CampaignStatus:

@@ -1,5 +1,6 @@
 """Import of files of the public HydraGNN, and its page."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from dataclasses import field as member
@@ -12,7 +13,7 @@ from hydragnn.base.errors import InputError
 from hydragnn.base.files import read_json, write_atomically, write_json
 from hydragnn.base.shown import Shown
 from hydragnn.datasets import GraphStore, open_store
-from hydragnn.ensemble.building.build import build_ensemble, check_out, distinct_names, in_making
+from hydragnn.ensemble.building.build import build_ensemble, check_out, in_making
 from hydragnn.graphs.field import ATOMIC_NUMBERS
 from hydragnn.importing.configuration import branches_of, import_configuration, toml
 from hydragnn.importing.data import cause_of_nan, with_data, write_data
@@ -134,7 +135,10 @@ def import_folder(path: Path, out: Path, top_k: int | None = None) -> Import:
         failures.append(
             InputError(f"{len(checkpoints) - len(losses)} models without a validation loss were no candidates")
         )
-    names, pages, stores = distinct_names([Path(one.name) for one in models]), list[Page](), list[Store]()
+    pages, stores, names, count = list[Page](), list[Store](), list[str](), Counter[str]()
+    for one in models:
+        count[one.name] += 1
+        names.append(one.name if count[one.name] == 1 else f"{one.name}-{count[one.name]}")
     with in_making(out) as making:
         alone = len(models) == 1
         for model, name in zip(models, names):

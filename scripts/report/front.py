@@ -8,8 +8,7 @@ from matplotlib.axes import Axes
 
 from hydragnn.hpo import TrialHistory
 from hydragnn.hpo.fronts import front_of, hypervolume, knee
-from hydragnn.hpo.records import front_trials
-from hydragnn.hpo.status.facts import values_line
+from hydragnn.hpo.status.facts import front_trials, values_line
 from hydragnn.scripts.report import canvas
 from hydragnn.scripts.report.canvas import Figure, Table, table_of
 from hydragnn.scripts.report.facts import Campaign

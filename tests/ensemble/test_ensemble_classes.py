@@ -246,7 +246,9 @@ def test_a_load_that_training_never_saw_is_flagged(ensemble: Built, chains: Path
 def test_runs_with_the_same_folder_name_have_different_names(members: list[Path], tmp_path: Path) -> None:
     shutil.copytree(members[1], tmp_path / "elsewhere" / members[0].name)
     evaluation = build_ensemble([members[0], tmp_path / "elsewhere" / members[0].name], tmp_path / "ensemble")
-    assert list(evaluation.parts["test"]["pull"].members) == ["0000", "0000-2"]
+    assert list(evaluation.parts["test"]["pull"].members) == [
+        f"{place}/{members[0].name}" for place in (members[0].parent.name, "elsewhere")
+    ]
 
 
 NODES = 5

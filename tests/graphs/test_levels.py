@@ -79,7 +79,11 @@ def test_impossible_levels_are_refused(make: Callable[..., Any], graph: GraphBat
 
 @pytest.mark.parametrize("by", ["voxels", "mesh levels"])
 def test_former_rules_are_refused_with_what_to_use(by: str) -> None:
-    refuses(f"{by} are gone; use contraction", CoarseningSettings.parse, {"by": by, "levels": 2, "side": None})
+    refuses(
+        f"by = '{by}' was of version 0.2.0, and is gone",
+        CoarseningSettings.parse,
+        {"by": by, "levels": 2, "side": None},
+    )
     assert CoarseningSettings.parse({"levels": 2, "side": None}).applied(cells(9))[CLUSTERS].shape == (9, 2)
 
 
