@@ -1,7 +1,7 @@
 """Batches padded to a few sizes by graphs that change no number."""
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cache
 
@@ -139,13 +139,7 @@ def padded(
     tables = {cutoff: pairs_of_nodes(batch, cutoff) for cutoff in pairs}
     least, edges, graphs = _shape_for(batch, shapes)
     more_edges, more_graphs = edges - batch.num_edges, graphs - len(batch)
-    longest = batch.topology.longest
-    most = _most_edges(batch.num_nodes, batch.num_edges)
-    if longest is not None:
-        most = min(most, max(LONG, *longest))
-    rows = [batch.num_nodes + 1 + more_edges // most]
-    rows += [_rows_for(batch.num_nodes, table.shape[1], padded_size(table.shape[1])) for table in tables.values()]
-    nodes = least if least >= max(rows) else padded_size(max(rows))
+    nodes = _padded_nodes(batch, least, edges, tables.values())
     more_nodes = nodes - batch.num_nodes
     loops = spread_over(more_edges, batch.num_nodes, nodes, batch.device)
     present = torch.arange(graphs, device=batch.device) < len(batch)
@@ -167,8 +161,9 @@ def padded(
         },
         texts={},
     )
-    if longest is not None:
-        object.__setattr__(result.topology, "_longest", tuple(max(most, one) for one in longest))
+    if batch.topology.longest is not None:
+        most = _most_loops(batch)
+        object.__setattr__(result.topology, "_longest", tuple(max(most, one) for one in batch.topology.longest))
     if batch.positions.is_cpu:
         result.prepare()
     result._derived[PADDED] = True
@@ -178,12 +173,34 @@ def padded(
         themselves = torch.arange(batch.num_edges, edges, device=batch.device)
         result._derived["reverse", "edge"] = torch.cat([batch.reverse_edges, themselves])
     for cutoff, table in tables.items():
-        more = padded_size(table.shape[1]) - table.shape[1]
-        ends = spread_over(more, batch.num_nodes, nodes, batch.device)
-        others = torch.stack([ends, ends, *ends.new_zeros(3, more)])
-        others[2] = 1 - 2 * (torch.arange(more, device=batch.device) % 2)  # through one image, forth and back in turn
-        result._derived[pairs_key(cutoff)] = torch.cat([table, others], dim=1)
+        result._derived[pairs_key(cutoff)] = _padded_pairs(table, batch.num_nodes, nodes)
     return result
+
+
+def _most_loops(batch: GraphBatch) -> int:
+    """Return how many edges a node of the padding has at most."""
+    most = _most_edges(batch.num_nodes, batch.num_edges)
+    longest = batch.topology.longest
+    return most if longest is None else min(most, max(LONG, *longest))
+
+
+def _padded_nodes(batch: GraphBatch, least: int, edges: int, tables: Iterable[Tensor]) -> int:
+    """Return the number of nodes, at least ``least``.
+
+    There are few of the ``edges`` and padded pairs per node.
+    """
+    rows = [batch.num_nodes + 1 + (edges - batch.num_edges) // _most_loops(batch)]
+    rows += [_rows_for(batch.num_nodes, table.shape[1], padded_size(table.shape[1])) for table in tables]
+    return least if least >= max(rows) else padded_size(max(rows))
+
+
+def _padded_pairs(table: Tensor, first: int, nodes: int) -> Tensor:
+    """Return pairs with further ones of nodes from ``first`` with themselves."""
+    more = padded_size(table.shape[1]) - table.shape[1]
+    ends = spread_over(more, first, nodes, table.device)
+    others = torch.stack([ends, ends, *ends.new_zeros(3, more)])
+    others[2] = 1 - 2 * (torch.arange(more, device=table.device) % 2)  # through one image, forth and back in turn
+    return torch.cat([table, others], dim=1)
 
 
 def as_padded(batch: GraphBatch) -> GraphBatch:

@@ -69,33 +69,73 @@ def _together(
     clear = cutoff > 0 and counts.all() and np.isfinite(positions).all() and np.isfinite(cells).all()
     if not clear:
         return None
+    edges = _edges(positions, offsets, cells, periodic, cutoff, max_neighbours)
+    columns = _columns(structures, counts, fields, keys, optional)
+    if edges is None or columns is None:
+        return None
+    senders, receivers, shifts = (np.concatenate(column) for column in zip(*edges))
+    edge_counts = [len(one[0]) for one in edges]
+    base = offsets[:-1].repeat(edge_counts)
+    batch = GraphBatch(
+        positions=torch.from_numpy(positions),
+        topology=Topology.square(torch.from_numpy(senders + base), torch.from_numpy(receivers + base), len(positions)),
+        edge_shifts=torch.from_numpy(shifts),
+        cell=torch.from_numpy(cells),
+        periodic=torch.from_numpy(periodic),
+        node_offsets=torch.from_numpy(offsets),
+        edge_offsets=torch.from_numpy(np.concatenate([[0], np.cumsum(edge_counts, dtype=np.int64)])),
+        **columns,
+    )
+    check_axes(batch, "structure")
+    return batch
+
+
+def _edges(
+    positions: Float[ndarray, "nodes 3"],
+    offsets: Int64[ndarray, " graphs_plus_one"],
+    cells: Float[ndarray, "graphs 3 3"],
+    periodic: Bool[ndarray, "graphs 3"],
+    cutoff: float,
+    max_neighbours: int | None,
+) -> list[Edges] | None:
+    """Return the edges of every structure; None in doubt.
+
+    Positions that are far away are wrapped in place.
+    """
     doubtful = _doubtful(cells, periodic)
     for graph in np.flatnonzero(doubtful & periodic.any(axis=1)).tolist():
         if cell_problem(torch.from_numpy(cells[graph]), torch.from_numpy(periodic[graph])):
             return None
-    edges: list[Edges | None] = [None] * len(structures)
+    counts = np.diff(offsets)
+    edges = dict[int, Edges]()
     if max_neighbours is None and 0.1 <= cutoff <= 1e3:
         for graphs in _sizes(counts, periodic):
             found = _open_pairs(positions[offsets[graphs, None] + np.arange(counts[graphs[0]])], cutoff)
             if found is None:
                 return None
-            for graph, one in zip(graphs.tolist(), found):
-                edges[graph] = one
-    for graph, known in enumerate(edges):
-        if known is None:
+            edges.update(zip(graphs.tolist(), found))
+    for graph in range(len(counts)):
+        if graph not in edges:
             own = slice(offsets[graph], offsets[graph + 1])
             cell, axes = cells[graph], periodic[graph]
             completed = completed_cell(cell, axes, "structure") if doubtful[graph] else cell
             positions[own], edges[graph] = _searched(positions[own], cell, completed, axes, cutoff, max_neighbours)
-    senders, receivers, shifts = (np.concatenate(column) for column in zip(*(one for one in edges if one is not None)))
-    edge_counts = [0 if one is None else len(one[0]) for one in edges]
-    base = offsets[:-1].repeat(edge_counts)
-    labels = [labels_of(atoms, fields, keys, optional, "structure") for atoms in structures]
+    return [edges[graph] for graph in range(len(counts))]
+
+
+def _columns(
+    structures: Sequence[Atoms],
+    counts: Int64[ndarray, " graphs"],
+    fields: Sequence[Field],
+    keys: Mapping[str, str],
+    optional: Collection[str],
+) -> dict[str, Any] | None:
+    """Return fields of a batch with values and masks; None in doubt."""
     columns = {
         ATOMIC_NUMBERS: (ATOMIC_NUMBERS_FIELD, {k: np.asarray(atoms.numbers) for k, atoms in enumerate(structures)})
     }
-    for graph, own_labels in enumerate(labels):
-        for field, value in own_labels:
+    for graph, atoms in enumerate(structures):
+        for field, value in labels_of(atoms, fields, keys, optional, "structure"):
             columns.setdefault(field.name, (field, {}))[1][graph] = value
     tensors: dict[str, dict[str, Tensor]] = {"node": {}, "edge": {}, "graph": {}}
     masks = {}
@@ -106,21 +146,8 @@ def _together(
         tensors[field.on][name] = tensor
         if len(values) < len(structures) or bool(tensor.isnan().any()):
             masks[name] = torch.tensor([graph in values for graph in range(len(structures))])
-    batch = GraphBatch(
-        positions=torch.from_numpy(positions),
-        topology=Topology.square(torch.from_numpy(senders + base), torch.from_numpy(receivers + base), len(positions)),
-        edge_shifts=torch.from_numpy(shifts),
-        cell=torch.from_numpy(cells),
-        periodic=torch.from_numpy(periodic),
-        node_offsets=torch.from_numpy(offsets),
-        edge_offsets=torch.from_numpy(np.concatenate([[0], np.cumsum(edge_counts, dtype=np.int64)])),
-        fields={name: field for name, (field, _) in columns.items()},
-        nodes=tensors["node"],
-        graphs=tensors["graph"],
-        masks=masks,
-    )
-    check_axes(batch, "structure")
-    return batch
+    own = {name: field for name, (field, _) in columns.items()}
+    return {"fields": own, "nodes": tensors["node"], "graphs": tensors["graph"], "masks": masks}
 
 
 def _doubtful(cells: Float[ndarray, "graphs 3 3"], periodic: Bool[ndarray, "graphs 3"]) -> NDArray[np.bool_]:

@@ -3,7 +3,7 @@
 import math
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from hydragnn.parallel import ParallelSettings
     from hydragnn.runs.assembly import Assembly
     from hydragnn.runs.extrapolation import Extrapolation
+    from hydragnn.runs.plan import RunPlan
     from hydragnn.runs.rank_steps import Interconnect, OnStep, Steps
 
 SHOWN = 12
@@ -137,20 +138,42 @@ def plan(
             raise InputError("--budget goes by a campaign; leave --set, --curves and options of the machine out")
         return budget_result(config, budget)
     check_picture(picture)
-    from hydragnn.config import config_from_table
     from hydragnn.parallel import ParallelSettings
+
+    settings = training_settings(config, overrides)
+    layout = settings.parallel or ParallelSettings() if curves or picture else None
+    extrapolation = measured(settings, machine, config.absolute().parent, quiet, layout)
+    if extrapolation is None:
+        return None
+    result = plan_values(extrapolation, machine.nodes, layout)
+    rows = [layout_row(one) for one in result["layouts"][:SHOWN]]
+    if not layout:
+        return Result(value=result, table=rows, lines=plan_lines(result))
+    if picture:
+        draw_curves(result, picture)
+    table = {"layouts": rows, "curves": curve_rows(result["curves"])}
+    return Result(value=result, table=table, lines=[*plan_lines(result), curves_line(result)])
+
+
+def training_settings(config: Path, overrides: Sequence[str]) -> "AnyConfig":
+    """Return the settings of a run, or of a campaign's trainings.
+
+    InputError for several data sets.
+    """
+    from hydragnn.config import config_from_table
 
     table = with_overrides(read_toml(config), overrides)
     settings = config_from_table({name: section for name, section in table.items() if name not in OF_CAMPAIGNS}, config)
     if len(settings.branches) > 1:
         raise InputError(f"{config} has several data sets; plan the largest one, in a file without [[branches]]")
-    layout = settings.parallel or ParallelSettings() if curves or picture else None
-    extrapolation = measured(settings, machine, config.absolute().parent, quiet, layout)
-    if extrapolation is None:
-        return None
+    return settings
+
+
+def plan_values(extrapolation: "Extrapolation", nodes: int, layout: "ParallelSettings | None") -> dict[str, Any]:
+    """Return the figures of a plan, with the curves of ``layout``."""
     each = extrapolation.per_node
-    result: dict[str, Any] = {
-        "nodes": machine.nodes,
+    values: dict[str, Any] = {
+        "nodes": nodes,
         "ranks_per_node": each,
         "graphs_per_batch": extrapolation.graphs,
         "memory_of_a_device": extrapolation.memory,
@@ -159,16 +182,9 @@ def plan(
         "warning": extrapolation.warning,
         "roofline": extrapolation.roofline,
         "critical_batch": extrapolation.noise,
-        "layouts": extrapolation.best_first(machine.nodes * each, extrapolation.graphs),
-        **({"curves": extrapolation.curves(layout)} if layout else {}),
+        "layouts": extrapolation.best_first(nodes * each, extrapolation.graphs),
     }
-    rows = [layout_row(one) for one in result["layouts"][:SHOWN]]
-    if not layout:
-        return Result(value=result, table=rows, lines=plan_lines(result))
-    if picture:
-        draw_curves(result, picture)
-    table = {"layouts": rows, "curves": curve_rows(result["curves"])}
-    return Result(value=result, table=table, lines=[*plan_lines(result), curves_line(result)])
+    return values | {"curves": extrapolation.curves(layout)} if layout else values
 
 
 def budget_result(campaign: Path, node_hours: float | None) -> Result:
@@ -210,27 +226,18 @@ def measured(
     InputError before they are measured where ``curve``, a layout, has no curves.
     """
     from hydragnn.distributed.ranks import Ranks, join_ranks
-    from hydragnn.parallel import WHOLE_WEIGHTS, ParallelSettings
+    from hydragnn.parallel import ParallelSettings
     from hydragnn.runs.assembly import assemble
     from hydragnn.runs.extrapolation import Extrapolation, check_curves, layouts_on
     from hydragnn.runs.plan import plan_run
     from hydragnn.runs.rank_steps import measured_network, measured_steps, possible
     from hydragnn.runs.session import DTYPES, own_device, select_device
-    from hydragnn.training.buckets import blocks_of
     from hydragnn.training.data import DevicePlacement
-    from hydragnn.training.parameters import SHARDED_BLOCKS
 
-    begin, place = time.monotonic(), select_device(None)
-    network, limit = machine.network(), machine.memory or settings.batch.memory
+    place, network, limit = select_device(None), machine.network(), machine.memory or settings.batch.memory
     most = bytes_of(limit) if limit else None
-
-    def show(what: str, seconds: float | None) -> None:
-        if ranks.first and not quiet and time.monotonic() - begin > QUIET:
-            more = "" if seconds is None else f", about {seconds:.0f} s left"
-            print(f"measuring {what}{more}", file=sys.stderr, flush=True)
-
     with join_ranks(folder, place) as ranks:
-        own = own_device(place, ranks)
+        own, show = own_device(place, ranks), progress(quiet or not ranks.first)
         run_plan = replace(plan_run(settings), parallel=ParallelSettings())
         placement = DevicePlacement(device=own, dtype=DTYPES[settings.train.precision])
         run = assemble(run_plan, placement, Ranks(), lambda: None, shared=ranks.size > 1)
@@ -250,8 +257,6 @@ def measured(
         noise = noise_of(run, alone, round(batch), devices, show) if ranks.first else {}  # peers wait
     if not ranks.first:
         return None
-    sizes = [parameter.numel() for parameter in run.state.model.parameters()]
-    staged = any(one.pipeline > 1 for one in possible(run_plan, [ParallelSettings(pipeline=2)]))
     return Extrapolation(
         loader=loader,
         alone=alone,
@@ -259,17 +264,44 @@ def measured(
         network=network or site_network("frontier"),
         ranks=devices,
         per_node=each,
-        weights=sum(parameter.nbytes for parameter in run.state.model.parameters()),
         sent=float(model.hidden_dim * placement.dtype.itemsize),
-        layers=model.num_layers if staged else 0,
-        shared_weights=settings.train.optimizer not in WHOLE_WEIGHTS,
-        blocks=len(blocks_of(sizes, sum(sizes) / SHARDED_BLOCKS, 1, 1)[0]),
-        derives=run_plan.branches[0].model.has_derivatives,
         accelerator=own.type == "cuda",
         memory=float(most or memory_of(own, each)),
         roofline=roofline,
         noise=noise,
+        **model_facts(run, run_plan),
     )
+
+
+def progress(quiet: bool) -> "OnStep":
+    """Return a function that shows what is measured, once it takes long."""
+    begin = time.monotonic()
+
+    def show(what: str, seconds: float | None) -> None:
+        if not quiet and time.monotonic() - begin > QUIET:
+            more = "" if seconds is None else f", about {seconds:.0f} s left"
+            print(f"measuring {what}{more}", file=sys.stderr, flush=True)
+
+    return show
+
+
+def model_facts(run: "Assembly", run_plan: "RunPlan") -> dict[str, Any]:
+    """Return the weights of a model, their blocks, and layers of stages."""
+    from hydragnn.parallel import WHOLE_WEIGHTS, ParallelSettings
+    from hydragnn.runs.rank_steps import possible
+    from hydragnn.training.buckets import blocks_of
+    from hydragnn.training.parameters import SHARDED_BLOCKS
+
+    parameters, built = list(run.state.model.parameters()), run_plan.branches[0].model
+    sizes = [one.numel() for one in parameters]
+    staged = list(possible(run_plan, [ParallelSettings(pipeline=2)]))
+    return {
+        "weights": sum(one.nbytes for one in parameters),
+        "layers": built.model.num_layers if staged else 0,
+        "shared_weights": run_plan.training.optimizer not in WHOLE_WEIGHTS,
+        "blocks": len(blocks_of(sizes, sum(sizes) / SHARDED_BLOCKS, 1, 1)[0]),
+        "derives": built.has_derivatives,
+    }
 
 
 def devices_of_node(machine: PlannedMachine, ranks: "Ranks", own: "torch.device") -> int:

@@ -26,7 +26,7 @@ from hydragnn.base.files import (
 )
 from hydragnn.base.places import absent_store, distinct_names, paths_of, text_of, weights_folder
 from hydragnn.datasets import GraphStore, Split, open_store
-from hydragnn.ensemble.building.basis import cross_validated, validated, weighted
+from hydragnn.ensemble.building.basis import Basis, cross_validated, validated, weighted
 from hydragnn.ensemble.building.evaluation import (
     HELD_OUT,
     Evaluation,
@@ -90,26 +90,14 @@ def build_ensemble(
 
     with raise_signals(STOPPING, interrupted) as check, in_making(out) as making:
         members = _members(folders, weights, branch)
-        check_members(members)
-        check_no_copies(members)
         store = _store_of(members[0], store)
         compared = _baselines(folders, baselines, members[0], store, check)
-        raw = ensemble_of(members)
-        split, folds = calibrating_split(members, store)
-        raw = with_latent_spaces(raw, store)
+        setup, folds = _setup(members, store, nominal, false_alarms)
         check()
+        learns = not folds and (weights is None if by_field is None else by_field)
+        setup, basis = _with_basis(setup, folds, learns, check)
 
-        model, valid = members[0].model, None
-        simple = fitted_baselines(store, split.train, model.targets, model.inputs)
-        setup = Setup(
-            ensemble=raw, store=store, split=split, baselines=simple, nominal=nominal, false_alarms=false_alarms
-        )
-        if not folds and (weights is None if by_field is None else by_field):
-            setup, valid = weighted(setup)
-        parts = {"test": setup.outputs(split.test)} if len(split.test) else {}
-        check()
-        basis = cross_validated(setup, parts, folds) if folds else validated(setup, parts, valid)
-
+        split = setup.split
         held_out = np.concatenate([fold.graphs for fold in folds] or [split.test[:0]])
         graphs_of = {"valid": split.valid, "test": split.test, HELD_OUT: held_out}
         evaluation = with_baselines(basis.evaluation, compared, store, graphs_of)
@@ -127,6 +115,30 @@ def build_ensemble(
     return evaluation
 
 
+def _setup(
+    members: Sequence[Member], store: GraphStore, nominal: float, false_alarms: float
+) -> tuple[Setup, Sequence[Fold]]:
+    """Return what is evaluated, and on which data; with folds for cross-validation."""
+    split, folds = calibrating_split(members, store)
+    ensemble, model = with_latent_spaces(ensemble_of(members), store), members[0].model
+    simple = fitted_baselines(store, split.train, model.targets, model.inputs)
+    setup = Setup(
+        ensemble=ensemble, store=store, split=split, baselines=simple, nominal=nominal, false_alarms=false_alarms
+    )
+    return setup, folds
+
+
+def _with_basis(
+    setup: Setup, folds: Sequence[Fold], learns_weights: bool, check: Callable[[], None]
+) -> tuple[Setup, Basis]:
+    """Return the setup with weights of members, and what they come to."""
+    setup, valid = weighted(setup) if learns_weights else (setup, None)
+    test = setup.split.test
+    parts = {"test": setup.outputs(test)} if len(test) else {}
+    check()
+    return setup, cross_validated(setup, parts, folds) if folds else validated(setup, parts, valid)
+
+
 def _baselines(
     folders: Sequence[Path], references: Sequence[str], run: Member, store: GraphStore, check: Callable[[], None]
 ) -> list[Baseline]:
@@ -142,7 +154,10 @@ def _baselines(
 
 
 def _members(runs: Sequence[Path], weights: Sequence[float] | None, branch: str) -> list[Member]:
-    """Return members for these runs, with equal weights unless they are passed."""
+    """Return members for these runs, with equal weights unless they are passed.
+
+    InputError where they do not fit together.
+    """
     if not runs:
         raise InputError("an ensemble needs at least one finished run; give some")
     for run in runs:
@@ -152,10 +167,13 @@ def _members(runs: Sequence[Path], weights: Sequence[float] | None, branch: str)
         raise InputError(
             f"weights {shares} are no shares for {len(runs)} runs; give one each, from 0 on, that add up to 1"
         )
-    return [
+    members = [
         replace(load_run(run, weight=weight, branch=branch), name=name)
         for run, weight, name in zip(runs, shares, distinct_names([run.resolve() for run in runs]), strict=True)
     ]
+    check_members(members)
+    check_no_copies(members)
+    return members
 
 
 def check_finished(run: Path) -> None:
