@@ -84,9 +84,8 @@ class Access(Shown):
 
     def shown(self) -> Mapping[str, Any]:
         """Return sizes and fields."""
-        store, keys = self._store, ("name", "on", "shape", "unit", "role", "classes", "dtype")
-        sizes = store.sizes()
-        fields = [{key: value for key, value in field.to_json().items() if key in keys} for field in store.fields()]
+        store = self._store
+        sizes, fields = store.sizes(), [field.shown() for field in store.fields()]
         return {"nodes": int(sizes.nodes.sum()), "edges": int(sizes.edges.sum()), "fields": fields}
 
     def dataset(self) -> "StoreDataset":

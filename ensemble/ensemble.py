@@ -304,7 +304,7 @@ class Ensemble(Shown):
                 continue
             if actual is None:
                 raise InputError(f"the store has no field {field.name}, which the ensemble reads; add it to the store")
-            if any(getattr(actual, what) != getattr(field, what) for what in ("on", "shape", "unit", "classes")):
+            if actual.meaning != field.meaning:
                 raise InputError(
                     f"the store means something else by {field.name}: {actual}; the ensemble reads {field}"
                 )

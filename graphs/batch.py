@@ -100,11 +100,9 @@ class GraphBatch(Shown, HasTensors):
 
     def shown(self) -> Mapping[str, Any]:
         """Return the graphs by size, and the fields."""
-        keys = ("name", "on", "shape", "unit", "role", "classes", "dtype")
         sizes = {"nodes": self.counts("node")[:MOST].tolist(), "edges": self.counts("edge")[:MOST].tolist()}
         names = {} if self.names is None else {"name": list(self.names[:MOST])}
-        fields = [{key: value for key, value in one.to_json().items() if key in keys} for one in self.fields.values()]
-        return {**names, **sizes, "fields": fields}
+        return {**names, **sizes, "fields": [field.shown() for field in self.fields.values()]}
 
     def num_items(self, location: Location) -> int:
         """Nodes, edges or graphs of the batch."""

@@ -94,6 +94,15 @@ class Field:
         """The dtype that tensors of this field have in stores."""
         return {"float32": torch.float32, "float64": torch.float64, "int64": torch.int64}[self.dtype]
 
+    @property
+    def meaning(self) -> tuple[Location, tuple[int, ...], str, int]:
+        """Facts that a prediction shares with the input that it may become."""
+        return self.on, self.shape, self.unit, self.classes
+
+    def shown(self) -> dict[str, Any]:
+        """The field as tables show it, without the parity."""
+        return {name: value for name, value in self.to_json().items() if name != "parity"}
+
     def to_json(self) -> dict[str, Any]:
         """Plain JSON; ``field_from_json`` gives the same field back."""
         return {**asdict(self), "shape": list(self.shape)}

@@ -80,10 +80,11 @@ def campaign_records(out: Path | str) -> list[tuple[int, RunRecord, Path]]:
 def finished_runs(out: Path | str) -> list[Path]:
     """Return the run folders of finished trials, best first; InputError without any."""
     out = Path(out)
-    trials = [trial for trial in campaign_history(out).trials if trial.status == "finished"]
+    history = campaign_history(out)
+    trials = [trial for trial in history.trials if trial.status == "finished"]
     if not trials:
         raise InputError(f"no trial of {out} is trained to its end yet; continue the search with --resume")
-    bounds = bounds_of(open_campaign(out).search.objective)
+    bounds = bounds_of(history.settings.search.objective)
     return [trials[index].folder for index in ranked([trial.objectives for trial in trials], bounds)]
 
 

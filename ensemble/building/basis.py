@@ -5,7 +5,6 @@ In an ensemble by cross-validation, graphs calibrate only members that have not 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -36,9 +35,6 @@ from hydragnn.ensemble.reading.structures import reads_atoms
 from hydragnn.models import Target
 from hydragnn.training import errors_of_folds, trivial_predictor
 from hydragnn.training.baselines import Baselines, baseline_errors, fitted_baselines
-
-MEANING = attrgetter("on", "shape", "unit", "classes")
-"""Facts that a prediction shares with the input that it may become."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -81,12 +77,12 @@ def simple_members(setup: Setup) -> Baselines:
     is_optional = any(field.name in ensemble.optional for field in baselines.features.inputs)
     if is_optional or not have_edges or not all(one.config.data.edges for one in ensemble.members):
         return Baselines()
-    are_atoms, meanings = reads_atoms(ensemble.manifest), set(map(MEANING, ensemble.inputs))
+    are_atoms, meanings = reads_atoms(ensemble.manifest), {field.meaning for field in ensemble.inputs}
     targets = [
         one
         for one in ensemble.targets
         if not (one.extensive or one.field.classes)
-        and (one.field.on == "graph" or not (are_atoms or MEANING(one.field) in meanings))
+        and (one.field.on == "graph" or not (are_atoms or one.field.meaning in meanings))
     ]
     errors = baseline_errors([(baselines, setup.split.valid)], setup.store, targets)
     return baselines.only({field: min(own, key=lambda name: own[name]["mae"] or 0.0) for field, own in errors.items()})

@@ -167,7 +167,6 @@ class PredictionWorker:
             "began": self.began,
             "ended": self.ended,
             "busy": self.busy,
-            "units": self.done,
             "largest": self.largest,
             "phases": {"read": read, "compute": self.busy - read - keep, "write": keep + join},
             "joules": joules,

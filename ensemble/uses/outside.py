@@ -2,7 +2,6 @@
 
 from copy import deepcopy
 from dataclasses import replace
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,6 @@ from hydragnn.training.loss import label_counts, loss_sums
 BUDGET = Budget(max_graphs=32)
 AGREEMENT = 0.05
 """Difference of normalised predictions that half precision explains."""
-MEANING = attrgetter("on", "shape", "unit", "classes")
 
 
 def save_outside(module: Any, out: Path, data: Path | None = None) -> RunRecord:
@@ -110,7 +108,7 @@ def _check_other(module: TrainableEnsemble, store: GraphStore, place: Path) -> N
     trained, names = ensemble.members[0].config.data.store, {one.name for one in ensemble.fields}
     for field in open_store(trained).fields() if absent_store(trained) is None else ensemble.fields:
         actual = stored.get(field.name)
-        if field.name in names and (actual is None or MEANING(actual) != MEANING(field)):
+        if field.name in names and (actual is None or actual.meaning != field.meaning):
             problem = f"has no field {field.name}" if actual is None else f"means {actual} by {field.name}"
             raise InputError(f"{place} {problem}, and the run was trained on {field}; give data that has it")
     of_training, now = cutoff_of(ensemble.training_attributes), cutoff_of(store.attributes)
