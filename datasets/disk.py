@@ -19,7 +19,7 @@ from hydragnn.datasets.access import Access
 from hydragnn.datasets.arrays import Array, ArraySpec, FlatGraphs, array_name, array_specs, join, mask_name, offsets_of
 from hydragnn.datasets.fingerprint import fingerprint_of, graph_digests
 from hydragnn.datasets.formats.engine import PartReader, engine_named
-from hydragnn.datasets.formats.memory import check_fields, checked_indices
+from hydragnn.datasets.formats.memory import check_fields, checked_indices, field_named
 from hydragnn.datasets.gather import GAP, gather, no_graphs, take_graphs
 from hydragnn.datasets.manifest import (
     MANIFEST,
@@ -357,8 +357,7 @@ class DiskStore(Access):
 
     def column(self, name: str, start: int = 0, stop: int | None = None) -> Column:
         """Return the field ``name`` of consecutive graphs without reading anything else."""
-        check_fields(self.fields(), [name])
-        field = next(field for field in self.fields() if field.name == name)
+        field = field_named(self.fields(), name)
         spec = array_specs(self.dim, [field])[array_name(field)]
         stop = len(self) if stop is None else stop
         values, present = [np.zeros((0, *spec.shape), dtype=spec.dtype)], [np.zeros(0, dtype=np.bool_)]

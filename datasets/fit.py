@@ -9,6 +9,7 @@ from numpy import ndarray
 from numpy.typing import NDArray
 
 from hydragnn.base.errors import InputError
+from hydragnn.datasets.formats.memory import field_named
 from hydragnn.datasets.normalisation import Normalisation, Scale
 from hydragnn.datasets.split import species_counts
 from hydragnn.datasets.store import GraphStore
@@ -82,15 +83,15 @@ def fit_normalisation(
     InputError where a field is missing or has no value in the training part.
     """
     survey = survey or Survey(store, indices)
-    fields_by_name = {field.name: field for field in store.fields()}
+    fields = store.fields()
     scales: dict[str, Scale] = {}
     references: dict[str, dict[int, float]] = {}
     for field in inputs:
         if not field.classes:
-            field = _known(fields_by_name, field.name)
+            field = field_named(fields, field.name)
             scales[field.name] = _scale_of(survey.summary(field), field)
     for target in targets:
-        field = _known(fields_by_name, target.field.name)
+        field = field_named(fields, target.field.name)
         if target.references:
             values = dict(target.given_references)
             references[field.name] = _given(survey, field, values) if values else fitted_references(survey, field)
@@ -98,9 +99,9 @@ def fit_normalisation(
             continue
         if target.extensive and field.on == "graph":
             derived = {other.derivative: other.field.name for other in targets if other.source == field.name}
-            fields = {what: _known(fields_by_name, name) for what, name in derived.items()}
-            factors = label_factors(field, fields, store.attributes, store.dim)
-            scales |= _extensive_scales(survey, field, fields, factors, references.get(field.name, {}))
+            own = {what: field_named(fields, name) for what, name in derived.items()}
+            factors = label_factors(field, own, store.attributes, store.dim)
+            scales |= _extensive_scales(survey, field, own, factors, references.get(field.name, {}))
         else:
             scales[field.name] = _scale_of(survey.summary(field), field, centred=target.centred)
     for total in {target.total for target in targets if target.total is not None}:
@@ -118,12 +119,6 @@ def _scales_with_total(scales: Mapping[str, Scale], total: str, fields: Sequence
     stds = np.sqrt(np.square([scales[field.name].std for field in fields]).mean(axis=0))
     shared = Scale(mean=(0.0,) * len(stds), std=tuple(stds.tolist()))
     return dict.fromkeys([total, *(field.name for field in fields)], shared)
-
-
-def _known(fields_by_name: dict[str, Field], name: str) -> Field:
-    if name not in fields_by_name:
-        raise InputError(f"the store has no field {name}; it has {', '.join(sorted(fields_by_name)) or 'none'}")
-    return fields_by_name[name]
 
 
 def joint_scale(summaries: Sequence[FieldSummary], field: Field) -> Scale:

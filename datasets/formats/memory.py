@@ -100,8 +100,7 @@ class MemoryStore(Access):
 
     def column(self, name: str, start: int = 0, stop: int | None = None) -> Column:
         """The field ``name`` of the graphs ``start`` to ``stop``."""
-        check_fields(self.fields(), [name])
-        field = next(field for field in self.fields() if field.name == name)
+        field = field_named(self.fields(), name)
         stop = len(self) if stop is None else stop
         first, last = self._flat.offsets(field.on)[[start, stop]]
         mask = self._flat.arrays.get(mask_name(field), np.ones(len(self), dtype=np.bool_))
@@ -122,7 +121,14 @@ def checked_indices(indices: Numbers, graphs: int) -> Int64[ndarray, " _"]:
 
 def check_fields(fields: Sequence[Field], requested: Collection[str] | None) -> None:
     """InputError where a field is asked for that is not there."""
-    names = [field.name for field in fields]
     for name in requested or ():
-        if name not in names:
-            raise InputError(f"the store has no field {name}; it has {', '.join(sorted(names)) or 'none'}")
+        field_named(fields, name)
+
+
+def field_named(fields: Sequence[Field], name: str) -> Field:
+    """Return the field of a store; InputError where it has none such."""
+    for field in fields:
+        if field.name == name:
+            return field
+    names = sorted(field.name for field in fields)
+    raise InputError(f"the store has no field {name}; it has {', '.join(names) or 'none'}")
