@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hydragnn.base.errors import InputError, nearest
-from hydragnn.base.imports import announced_classes, class_named, function_named, is_allowed
+from hydragnn.base.imports import announced_classes, class_named, classes_of, function_named, is_allowed
 from hydragnn.base.places import at_home
 from hydragnn.base.settings import refuse_idle
 from hydragnn.datasets.sources.base import BuildSettings, OwnBuild
@@ -40,11 +40,7 @@ def _defined_in(name: str) -> type[BuildSettings]:
     """Return a file's source; TypeError unless kind and file agree."""
     name = FORMER.get(name, name)
     module = import_module(f"hydragnn.datasets.sources.{name}")
-    classes = [
-        value
-        for value in vars(module).values()
-        if isinstance(value, type) and issubclass(value, BuildSettings) and value.__module__ == module.__name__
-    ]
+    classes = classes_of(module, BuildSettings)
     if len(classes) != 1 or classes[0].model_fields["kind"].default != name:
         raise TypeError(f"{module.__name__} defines {classes}; a file here defines one source, of kind {name}")
     return classes[0]

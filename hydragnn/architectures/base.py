@@ -16,7 +16,7 @@ from pydantic import SerializeAsAny, field_validator, model_validator
 from torch import Tensor, nn
 
 from hydragnn.base.errors import InputError
-from hydragnn.base.imports import class_of_kind
+from hydragnn.base.imports import class_of_kind, classes_of
 from hydragnn.base.settings import Settings, by_kind
 from hydragnn.graphs.field import Field
 from hydragnn.layers import DistanceTransform, MessageGraph, NodeInputs, RadialFeatures, States
@@ -435,11 +435,7 @@ def _names() -> list[str]:
 def _defined_in(name: str) -> type[Architecture]:
     """Return the one architecture of a module; TypeError otherwise."""
     module = import_module(f"hydragnn.architectures.{name}")
-    candidates = [
-        value
-        for value in vars(module).values()
-        if isinstance(value, type) and issubclass(value, Architecture) and value.__module__ == module.__name__
-    ]
+    candidates = classes_of(module, Architecture)
     if len(candidates) != 1:
         names = ", ".join(architecture.__name__ for architecture in candidates) or "none"
         raise TypeError(f"{module.__name__} defines {names}; a file of this room defines one Architecture")

@@ -13,6 +13,7 @@ from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
+from types import ModuleType
 from typing import Any, TypeVar
 
 from hydragnn.base.environment import environment
@@ -133,6 +134,12 @@ def class_named(
             f"{where}: {reference} lacks the methods {', '.join(sorted(lacks))}; {parent} says what they return"
         )
     return value
+
+
+def classes_of(module: ModuleType, base: type[T]) -> list[type[T]]:
+    """Return the subclasses that a module defines itself."""
+    own = (value for value in vars(module).values() if isinstance(value, type) and value.__module__ == module.__name__)
+    return [value for value in own if issubclass(value, base)]
 
 
 def function_of_kind(

@@ -17,7 +17,7 @@ from torch import nn
 from hydragnn.architectures import Architecture, ArchitectureSettings, GraphSpec, architecture_of
 from hydragnn.architectures.base import Use
 from hydragnn.base.errors import InputError, about, nearest
-from hydragnn.base.imports import class_of_kind
+from hydragnn.base.imports import class_of_kind, classes_of
 from hydragnn.base.settings import Settings, by_kind
 from hydragnn.graphs.field import Field
 from hydragnn.layers import CloseRangeLimits, RadialFeatures
@@ -140,8 +140,7 @@ def head_kinds() -> Mapping[str, type[HeadSettings]]:
         {
             value.model_fields["kind"].default: value
             for module in modules
-            for value in vars(module).values()
-            if isinstance(value, type) and issubclass(value, HeadSettings) and value.__module__ == module.__name__
+            for value in classes_of(module, HeadSettings)
             if isinstance(value.model_fields["kind"].default, str)
         }
     )
