@@ -89,8 +89,7 @@ def ranked(points: Sequence[Values], bounds: Bounds) -> list[int]:
 
 def places(points: Sequence[Values], bounds: Bounds) -> list[float]:
     """Return the place of every point, 0 for the best."""
-    numbers = {index: float(place) for place, index in enumerate(ranked(points, bounds))}
-    return [numbers[index] for index in range(len(points))]
+    return [float(place) for place in np.argsort(ranked(points, bounds))]
 
 
 def front_of(points: Sequence[Values], bounds: Bounds) -> list[int]:

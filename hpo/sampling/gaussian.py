@@ -10,7 +10,7 @@ refine what is good, others look where nobody was. What runs narrows the deviati
 
 Several objectives have a process each, and a request takes the candidate with the largest expected gain of hypervolume
 (Emmerich et al. 2006, doi:10.1109/TEVC.2005.859463): the mean over random directions (Zhang and Golovin 2020,
-arXiv:2006.04655), each with an outcome of its own. What runs counts with its mean (Ginsbourger et al. 2010,
+arXiv:2006.04655), each with an outcome of its own, with deviations times such a kappa. What runs counts with its mean (Ginsbourger et al. 2010,
 doi:10.1007/978-3-642-10701-6_6). A bound ends the volume.
 """
 
@@ -50,7 +50,7 @@ PARENTS = 20
 """Good points that are changed."""
 
 KAPPA = 1.0
-"""Mean of the weight of what is not known."""
+"""Mean of the weight of what is not known; half for several objectives, whose expected gain is larger there by itself."""
 
 FOCUSED = 0.2
 """Share of the requests that look at one choice only, drawn at random, so that none is given up after a few bad results."""
@@ -240,12 +240,11 @@ class Outlook:
         self._choices = self._coordinates.choices
         self._directions = _directions(len(self._goals), PARENTS, generator)
         parents = [finished[index].values for index in self._leaders(observed, self._means(observed))]
-        points, rows = self._candidates(parents, generator)
+        self._points, self._rows = points, rows = self._candidates(parents, generator)
         keys = {point_key(trial.values) for trial in trials}
         self._index = {key: index for index, key in enumerate(map(point_key, points))}  # of equal ones, the last
         self._free = np.zeros(len(points), dtype=bool)
         self._free[[index for key, index in self._index.items() if key not in keys]] = True
-        self._points, self._rows = points, rows
         for goal in self._goals:
             goal.look_at(rows)
         self._reached = self._means(np.concatenate([observed, pending]))
@@ -253,11 +252,10 @@ class Outlook:
     def ranked(self, generator: np.random.Generator) -> list[Point]:
         """Return the free candidates, the most promising first."""
         means = np.stack([goal.means for goal in self._goals], 1)
-        deviations = np.sqrt(np.stack([goal.variances for goal in self._goals], 1))
-        if len(self._goals) == 1:
-            ratings = (means - generator.exponential(KAPPA) * deviations)[:, 0]
-        else:
-            ratings = -self._improvements(means, deviations, generator)
+        several = len(self._goals) > 1
+        kappa = generator.exponential(KAPPA / 2 if several else KAPPA)
+        deviations = kappa * np.sqrt(np.stack([goal.variances for goal in self._goals], 1))
+        ratings = -self._improvements(means, deviations, generator) if several else (means - deviations)[:, 0]
         focused, choice = generator.random() < FOCUSED, generator.choice(self._choices) if len(self._choices) else None
         of_choice = self._rows[:, choice] > 0 if focused and choice is not None else self._free
         order = np.lexsort((ratings, ~of_choice))  # those of the choice first
