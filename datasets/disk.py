@@ -37,7 +37,7 @@ from hydragnn.datasets.store import Column, Numbers, Sizes
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Field
 from hydragnn.graphs.texts import Texts
-from hydragnn.graphs.units import CLOSE_NUCLEI
+from hydragnn.graphs.units import CLOSE_NUCLEI, FAILED_STEPS
 
 COLUMNS = {"graph": 0, "node": 1, "edge": 2}
 """Columns of the blocks of a part that count its items."""
@@ -400,6 +400,8 @@ def joined_attributes(attributes: Sequence[Mapping[str, Any]]) -> dict[str, Any]
     shared = {key: value for key, value in first.items() if all(key in one and one[key] == value for one in attributes)}
     if all("files" in one for one in attributes):
         shared |= {"files": [file for one in attributes for file in one["files"]]}
+    if left := [note for one in attributes for note in one.get(FAILED_STEPS, [])]:
+        shared[FAILED_STEPS] = left
     rest = [{key: value for key, value in one.items() if key not in shared} for one in attributes]
     close = {CLOSE_NUCLEI: True} if any(one.get(CLOSE_NUCLEI) for one in attributes) else {}
     return {**shared, **close, **({"merged": rest} if any(rest) else {})}

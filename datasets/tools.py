@@ -23,7 +23,7 @@ from hydragnn.datasets.fit import precision_notes
 from hydragnn.datasets.manifest import checksum, cutoff_of, part_files, read_manifest
 from hydragnn.datasets.packing import Budget, pack
 from hydragnn.datasets.part_texts import texts_path
-from hydragnn.datasets.sources.base import LEFT_OUT, BuildSettings
+from hydragnn.datasets.sources.base import BuildSettings
 from hydragnn.datasets.sources.labels import parted_settings
 from hydragnn.datasets.store import GraphStore, changed_sentence, read_checked, stored_label
 from hydragnn.datasets.views import disk_store
@@ -33,7 +33,7 @@ from hydragnn.graphs.defects import Defects, graph_defects, joined_defects
 from hydragnn.graphs.field import Field, is_labelled
 from hydragnn.graphs.problems import graph_problems, nearest_nuclei
 from hydragnn.graphs.texts import NAME
-from hydragnn.graphs.units import angstrom_of
+from hydragnn.graphs.units import FAILED_STEPS, angstrom_of
 from hydragnn.graphs.validate import check_structure
 
 BLOCK = 4096
@@ -132,8 +132,10 @@ def store_notes(store: DiskStore) -> tuple[str, ...]:
     """Return a sentence for each defect that the manifest counts."""
     parts = store.manifest.parts
     starts = accumulate((part.graphs for part in parts), initial=0)
-    note = [str(store.attributes[LEFT_OUT])] if LEFT_OUT in store.attributes else []
-    return (*note, *_notes(store, joined_defects((part.defects, start) for part, start in zip(parts, starts))))
+    return (
+        *store.attributes.get(FAILED_STEPS, []),
+        *_notes(store, joined_defects((part.defects, start) for part, start in zip(parts, starts))),
+    )
 
 
 def _notes(store: DiskStore, defects: Defects) -> tuple[str, ...]:

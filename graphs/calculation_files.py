@@ -17,9 +17,9 @@ from hydragnn.graphs.atomic import ReadResults
 _ENERGIES = re.compile(r"(?:^\w+ *: +(\d+).*\n)?^\s*\d+ F=\s*(\S+)\s+E0=\s*(\S+)\s+d E", re.MULTILINE)
 """Last iteration and step of a relaxation in an OSZICAR; those of dynamics begin otherwise."""
 
-
-_XML = re.compile(rb'<(calculation|scstep)>|name="NELM">\s*(\d+)')
-_OUTCAR = re.compile(rb"Iteration +\d+\( *(\d+)\)|aborting loop (.*)|^ +NELM +=\s*(\d+)|FREE ENERGIE OF THE ION")
+_OUTCAR = re.compile(
+    rb"Iteration +\d+\( *(?P<last>\d+)\)|aborting loop (?P<end>.*)|^ +NELM +=\s*(?P<most>\d+)|FREE ENERGIE OF THE ION"
+)
 FAILURES = {
     "aims-output": b"SELF-CONSISTENCY CYCLE DID NOT CONVERGE",
     "castep-castep": b"max. SCF cycles performed but system has not reached",
@@ -31,6 +31,10 @@ FAILURES = {
 }
 """Words of outputs about electrons that did not converge, by ASE's name of the format."""
 
+OUTPUTS = frozenset({"vasp-xml", "vasp-out", *FAILURES})
+OUTPUT_UNITS = {"energy": "eV", "free_energy": "eV", "forces": "eV/Angstrom", "stress": "eV/Angstrom^3"}
+"""Units to which ASE converts results in outputs of programs."""
+
 
 def converged_steps(path: Path, kind: str, index: str = ":") -> list[bool]:
     """Return for steps in a file of VASP whether their electrons converged.
@@ -40,41 +44,39 @@ def converged_steps(path: Path, kind: str, index: str = ":") -> list[bool]:
     """
     from ase.io.formats import open_with_compression, string2index
 
-    most, steps = -1, list[bool]()
-    if kind not in {"vasp-xml", "vasp-out", *FAILURES}:
-        return steps
+    if kind not in OUTPUTS:
+        return []
     with open_with_compression(str(path), "rb") as file:
         if kind in FAILURES:
             if any(FAILURES[kind] in line for line in file):
                 words = FAILURES[kind].decode()
                 raise InputError(f"{path} says {words!r}, and what did not converge is no label; leave it out")
-        elif kind == "vasp-out":
-            last, end = 0, b""
-            for mark in filter(None, map(_OUTCAR.search, file)):
-                if mark[1]:
-                    last, end = int(mark[1]), b""
-                elif mark[2]:
-                    end = mark[2]
-                elif mark[3]:
-                    most = int(mark[3])
-                elif len([*islice(file, 4)]) == 4:  # else ASE has no such step
-                    steps.append(b"EDIFF is reached" in end if end else last != most)
-        else:
-            content, counts = file.read(), list[int]()
-            try:
-                ParserCreate().Parse(content, True)
-            except ExpatError as error:
-                raise InputError(f"{path} is no complete XML ({error}): was it cut off? Take its OUTCAR") from error
-            for mark in _XML.finditer(content):
-                if mark[2]:
-                    most = int(mark[2])
-                elif mark[1] == b"calculation":
-                    counts.append(0)
-                else:
-                    counts[-1] += 1
-            steps = [count != most for count in counts]  # those of response functions are more
-    some = string2index(index)
-    return steps[some:][:1] if isinstance(some, int) else steps[some]
+            return []
+        steps = _steps_of_outcar(file) if kind == "vasp-out" else _steps_of_xml(file.read(), path)
+    return list(np.atleast_1d(np.array(steps, bool)[string2index(index)]).tolist())
+
+
+def _steps_of_outcar(file: Any) -> list[bool]:
+    none = {"last": b"", "end": b""}
+    found, steps = {**none, "most": b""}, list[bool]()
+    for mark in filter(None, map(_OUTCAR.search, file)):
+        if mark.lastgroup:
+            found[mark.lastgroup] = mark[mark.lastgroup]
+        elif len([*islice(file, 4)]) == 4:  # else ASE has no such step
+            last, end, most = found.values()
+            steps.append(b"EDIFF is reached" in end if end else not last or last != most)
+            found |= none
+    return steps
+
+
+def _steps_of_xml(content: bytes, path: Path) -> list[bool]:
+    try:
+        ParserCreate().Parse(content, True)
+    except ExpatError as error:
+        raise InputError(f"{path} is no complete XML ({error}): was it cut off? Take its OUTCAR") from error
+    most = re.search(rb'name="NELM">\s*(\d+)', content)
+    counts = [step.count(b"<scstep>") for step in content.split(b"<calculation>")[1:]]
+    return [not most or count != int(most[1]) for count in counts]  # those of response functions are more
 
 
 def with_energy(atoms: Any, path: Path) -> Any:

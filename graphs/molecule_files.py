@@ -80,8 +80,10 @@ def molecule_of_qm9(path: Path) -> Iterator[Any]:
         count, properties, *lines = file.read().replace("*^", "e").splitlines()
     rows, rest = [line.split() for line in lines[: int(count)]], [line.split() for line in lines[int(count) :]]
     _, tag, *values = properties.split()
-    if {*map(len, rows)} != {5} or len(values) != len(QM9_UNITS) or [*map(len, rest[1:3])] != [2, 2]:
-        raise InputError(f"{path} is no whole file of QM9: {len(rows)} of {count} atoms, {len(values)} properties")
+    if {*map(len, rows)} != {5} or len(values) != len(QM9_UNITS) or [*map(len, filter(None, rest[1:]))] != [2, 2]:
+        raise InputError(
+            f"{path} is no whole file of QM9, or several: {len(rows)} of {count} atoms, {len(values)} properties"
+        )
     numbers = np.array([row[1:] for row in rows], dtype=np.float64)
     one = Atoms([row[0] for row in rows], positions=numbers[:, :3], info=dict(zip(QM9_UNITS, map(float, values))))
     one.arrays["mulliken"] = numbers[:, 3]

@@ -42,7 +42,8 @@ def format_of(path: Path, format: str | None = None) -> str:
 
     if format is None and (is_pymatgen(path) or is_qm9(path)):
         return "pymatgen" if is_pymatgen(path) else "qm9"
-    return format or str(filetype(str(path)))
+    kind = format or str(filetype(str(path)))
+    return DUMP if kind == "lammpstrj" else kind  # a suffix, where line ends of Windows hide the content
 
 
 def structures_of(

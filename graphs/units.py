@@ -10,6 +10,9 @@ from hydragnn.graphs.field import ATOMIC_NUMBERS, Field
 
 CLOSE_NUCLEI = "close_nuclei"
 """Attribute of stores whose nuclei may be nearer than any bond."""
+
+FAILED_STEPS = "failed_steps"
+"""Attribute of a store with notes on steps that did not converge, which it lacks."""
 LENGTH_UNIT = "length_unit"
 """The attribute of a store that names the unit of its positions and cells."""
 

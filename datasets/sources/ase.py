@@ -15,14 +15,15 @@ from pydantic import Field as Setting
 from hydragnn.base.errors import InputError
 from hydragnn.base.files import knows_locks
 from hydragnn.datasets.sources.atoms_text import ATOMS, atoms_text
-from hydragnn.datasets.sources.base import LEFT_OUT, Make, MakerOfMany, ObjectsBuild
+from hydragnn.datasets.sources.base import Make, MakerOfMany, ObjectsBuild
 from hydragnn.datasets.sources.table_files import find_files
 from hydragnn.graphs.batch import GraphBatch
-from hydragnn.graphs.calculation_files import converged_steps
+from hydragnn.graphs.calculation_files import OUTPUT_UNITS, OUTPUTS, converged_steps
 from hydragnn.graphs.lammps_files import LAMMPS_UNITS
-from hydragnn.graphs.molecule_files import QM9_UNITS, is_qm9
+from hydragnn.graphs.molecule_files import QM9_UNITS
 from hydragnn.graphs.objects import library_of
 from hydragnn.graphs.structure_files import DUMP, format_of, frames_of_xyz, structures_of
+from hydragnn.graphs.units import FAILED_STEPS
 
 
 class AseBuild(ObjectsBuild):
@@ -73,8 +74,9 @@ class AseBuild(ObjectsBuild):
 
         number, keys = 0, {*(field.keys[0] for field in self.fields), *self.text_keys}
         try:
-            self.check_units(QM9_UNITS if self.format is None and is_qm9(path) else {}, str(path))
-            self.check_dump(path, format_of(path, self.format) == DUMP)
+            kind = format_of(path, self.format)
+            self.check_units(QM9_UNITS if kind == "qm9" else OUTPUT_UNITS if kind in OUTPUTS else {}, str(path))
+            self.check_dump(path, kind == DUMP)
             if self.divides(path):
                 with open_with_compression(str(path), "r") as file:
                     for text in frames_of_xyz(file):
@@ -92,10 +94,10 @@ class AseBuild(ObjectsBuild):
             for atoms in structures_of(path, self.index, self.format, self.text_keys, self.dumps, keys):
                 yield None if number in failed else (len(atoms), partial(_itself, atoms))
                 number += 1
-            if not number and self.index == ":":
-                raise InputError(f"{path} has no structure, or no finished step; remove it, or repair it")
-            if number and number == len(failed):
-                raise InputError(f"{path} has no step whose electrons converged, and so no labels; leave the file out")
+            if number == len(failed) and (number or self.index == ":"):
+                raise InputError(
+                    f"{path} has no structure, or no finished step whose electrons converged; remove it, or repair it"
+                )
         except InputError:
             raise
         except Exception as error:  # ASE's many readers raise whatever their parsing raises
@@ -126,8 +128,9 @@ class AseBuild(ObjectsBuild):
         return self.texts_of(atoms.info, frame_name(name, self.index, number)) | texts
 
     def unconverged(self, path: Path) -> list[int]:
-        """Return which steps of a file did not converge."""
-        if not self.format and not re.search("OUTCAR|vasp", path.name):  # as other steps are none of VASP
+        """Return which steps of a file lack their labels, since they did not converge."""
+        labelled = any(field.role == "target" and not field.optional for field in self.fields)
+        if not labelled or not (self.format or re.search("OUTCAR|vasp", path.name)):  # other files are none of VASP
             return []
         steps = converged_steps(path, format_of(path, self.format), self.index)
         return [number for number, converged in enumerate(steps) if not converged]
@@ -137,11 +140,8 @@ class AseBuild(ObjectsBuild):
         files = [] if self._objects is not None else self.named_files()
         names = [frame_name(name, self.index, number) for path, name in files for number in self.unconverged(path)]
         some = ", ".join([*names[:3], *(["..."] if names[3:] else [])])
-        return (
-            {LEFT_OUT: f"steps whose electrons did not converge are left out: {len(names)}, namely {some}"}
-            if names
-            else {}
-        )
+        note = f"steps whose electrons did not converge are left out: {len(names)}, namely {some}"
+        return {FAILED_STEPS: [note]} if names else {}
 
     def check_dump(self, path: Path, is_dump: bool) -> None:
         """Raise InputError for idle or missing settings of dumps."""

@@ -39,9 +39,6 @@ TIME, LEAD = "time", "lead_time"
 RUN = "run"
 """Key of the text with the time series of a frame."""
 
-LEFT_OUT = "left_out"
-"""Attribute of a store with the note on what its files have and it has not."""
-
 TOGETHER, NODES_TOGETHER = 256, 2**11
 """At most so many graphs, with so many nodes, are made at once where their makers can."""
 

@@ -162,8 +162,9 @@ WRONG = [
     ("a.sdf", TWO.replace("<gap>", "<g>", 1), "no gap for the field gap"),
     ("a.pdb", PDB, "a.pdb names its atoms without their elements, and CA may be"),
     ("a.gro", "MD\n    1\n    1NA      NA    1   0.126   1.624   1.679\n 2 2 2\n", "a.gro names its atoms without"),
-    ("a.xyz", QM9.replace("\t15\t", "\t"), "no whole file of QM9: 2 of 2 atoms, 14 properties"),
+    ("a.xyz", QM9.replace("\t15\t", "\t"), "no whole file of QM9, or several: 2 of 2 atoms, 14 properties"),
     ("a.xyz", QM9.replace("\t2.5*^-1", ""), "no whole file of QM9"),
+    ("a.xyz", QM9 + QM9, "no whole file of QM9, or several"),
     ("a.xyz", QM9[:-30], "no whole file of QM9"),
     ("a.xyz", QM9.replace("2\n", "3\n", 1), "no whole file of QM9"),
     ("ev.xyz", QM9, 'gap is in Ha, not eV; say unit = "Ha", or scale = 27.211386'),
@@ -325,6 +326,7 @@ MASSES = DUMP.replace("type x", "type mass x").replace("2 2 2", "2 2 9 2").repla
 COMPUTED = DUMP.replace("z fx", "z c_pe")
 DUMPS: list[tuple[str, str, dict[str, Any], list[float] | str]] = [
     (DUMP, LOG, {}, [-6.5, -6.25, 1]),
+    (DUMP.replace("\n", "\r\n"), LOG.replace("\n", "\r\n"), {}, [-6.5, -6.25, 1]),
     (DUMP, LOG, {"units": "real"}, [-6.5 * KCAL, -6.25 * KCAL, KCAL]),
     (DUMP, LOG + "Step PotEng\n20 -6.25\n", {}, [-6.5, -6.25, 1]),
     (NAMED, LOG, {"elements": []}, [-6.5, -6.25, 1]),

@@ -15,6 +15,7 @@ from ase import Atoms
 from ase.build import bulk
 from ase.db import connect
 
+from hydragnn.datasets.merging import merge_stores
 from hydragnn.datasets.tools import store_info
 from hydragnn.graphs.calculation_files import FAILURES
 from tests.datasets.conftest import built, refused
@@ -60,11 +61,15 @@ def test_steps_of_vasp_that_did_not_converge_are_left_out(file: str, tmp_path: P
     for index, some in {":": [0, 2], "-2:": [-1]}.items():
         graphs = built(tmp_path, f"steps{index[:1]}.h5", **table, index=index)
         assert list(graphs.texts["name"]) == [f"{file}#{number}" for number in some], index
-    refused(tmp_path, f"{file} has no step whose electrons converged", **table, index="1")
+    refused(tmp_path, f"{file} has no structure, or no finished step whose electrons converged", **table, index="1")
+    graphs = built(tmp_path, **table | {"fields": [ENERGY | {"optional": True}]})
+    assert graphs.present("energy").tolist() == [True, False, True]  # as when predicting, its structure is good
     assert (
         store_info(tmp_path / "steps:.h5").notes[0]
         == f"steps whose electrons did not converge are left out: 1, namely {file}#1"
     )
+    merge_stores([tmp_path / "steps:.h5", tmp_path / "steps-.h5"], tmp_path / "both.h5")
+    assert [note[-2:] for note in store_info(tmp_path / "both.h5").notes[:2]] == ["#1", "-2"]
 
 
 @pytest.mark.parametrize("kind", sorted(FAILURES))
@@ -146,6 +151,7 @@ WRONG: list[tuple[Callable[[Path], Any], dict[str, Any], str]] = [
     (put("calc/2/OSZICAR", 44), CONTCAR, "2/CONTCAR, structure 0: no energy"),
     (put("calc/2/OSZICAR", "1 T= 300. E= -1 F= -1 E0= -1\n"), CONTCAR, "2/CONTCAR, structure 0: no energy"),
     (put("calc/2/OSZICAR", f"{OSZICAR} 3 F= -.9E+1 E0= -.9E+1 d E\n"), CONTCAR, "2/CONTCAR, structure 0: no energy"),
+    (str, {**XML, "fields": [ENERGY | {"unit": "Ha"}]}, "energy is in eV, not Ha"),
     (put("calc/2/OSZICAR", SLOW), CONTCAR, "2/CONTCAR, structure 0: no energy"),
     (str, {**XML, "files": ["calc"]}, "calc is a folder; name the files of such folders, as in calc/*/vasprun.xml"),
     (str, {**XML, "files": ["calc/*"]}, "calc/1 is a folder; name the files of such folders"),
