@@ -324,8 +324,8 @@ class BuildSettings(Settings, ABC):
     def check_times(self, times: Sequence[float], where: str) -> None:
         """Raise InputError for times that fall, or unequal ones unseen by models."""
         gaps, read = np.diff(times), {field.keys[0] for field in self.fields}
-        if not (gaps > 0).all():
-            place = int((gaps > 0).argmin())
+        if not (rises := (gaps > 0) & np.isfinite(gaps)).all():
+            place = int(rises.argmin())
             raise InputError(
                 f"{where}: frame {place + 1} has time {times[place + 1]} after {times[place]}; write each run as a file of its own, in order of time"
             )

@@ -327,7 +327,8 @@ def _sentence(cls: type[Settings], error: pydantic.ValidationError, value: Any) 
     if first["type"] == "extra_forbidden":
         return f"unknown key {path}; {_meant_key(cls, location, value)}"
     if first["type"] == "missing":
-        return f"missing key {path}; add it"
+        key = str(location[-1])  # of an own class, no key that is known here
+        return f"missing key {path if path.split('.')[-1] == key else f'{path}.{key}'}; add it"
     # several problems of one value are the alternatives of a union
     messages = [_message(problem) for problem, other in zip(problems, paths) if other == path]
     message = ", or ".join([messages[0], *(one.removeprefix("Input should be ") for one in messages[1:])])

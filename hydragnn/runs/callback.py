@@ -252,7 +252,8 @@ class RunCallback:
                         ) from error
             return added
 
-        with state.parameters.swap_in_eval_parameters(), keep_beating(self.heartbeat):
+        grad = torch.set_grad_enabled(torch.is_grad_enabled())  # as it is, again after callbacks
+        with state.parameters.swap_in_eval_parameters(), keep_beating(self.heartbeat), grad:
             return first_ranks_value(numbers, self.ranks)
 
     def view(self, state: TrainState, values: Values, moment: str) -> RunView:

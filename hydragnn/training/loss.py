@@ -46,6 +46,8 @@ def point_loss(name: str) -> Callable[[Tensor], Tensor]:
             f"heads.loss = {name!r} gives no number with a slope per error (shape {tuple(values.shape)} for {tuple(errors.shape)}, slopes "
             f"{slope.tolist()}); return a tensor of the errors' shape that is smooth at 0"
         )
+    if values[3] > values.min():
+        raise InputError(f"heads.loss = {name!r} is {values.tolist()} for errors from -3 to 3; it must be least at 0")
     return loss
 
 

@@ -271,6 +271,7 @@ STEPS: list[tuple[dict[str, Any], list[Any], list[int] | str]] = [
     ({}, [U, V], [0, 1, 2]),
     ({}, [U, V, {**U, "name": "w", "key": "u", "step": -1}], [1, 2]),
     ({"time": [0, 1, 2, 4]}, [U, V, LEAD], [0, 1, 2]),
+    ({"time": [0, 1, 2, np.inf]}, [U, V], "frame 3 has time inf after 2.0"),
     ({"time": [0, 1, 2, 4]}, [U, V], "frames are not equally spaced in time (times [2.0, 4.0] of frames 2 and 3)"),
     ({"time": [0, 1, np.nan, 3]}, [U, V], "frame 2 has time nan after 1.0"),
     ({"time": [0, 2, 1, 3]}, [U, V, LEAD], "frame 2 has time 1.0 after 2.0; write each run as a file of its own"),

@@ -39,6 +39,11 @@ class Within(TrainingCallback):
         return {"valid/energy/within": share}
 
 
+class Needy(TrainingCallback):
+    kind: str = f"{HERE}:Needy"
+    need: int
+
+
 class Ended(TrainingCallback):
     """A file that says which methods were called after which epoch."""
 
@@ -66,6 +71,7 @@ def in_hartree() -> MemoryStore:
 
 def meddle(run: RunView) -> None:
     torch.manual_seed(1)
+    torch.set_grad_enabled(False)
     random.seed(1)
     predictions, labels = run.predict()["energy"]
     predictions.zero_()
@@ -232,6 +238,7 @@ def test_a_store_that_training_does_not_see_is_predicted(trained: Trained, tmp_p
         ({}, "a callback has no kind"),
         ({"kind": "csv", "file": "a"}, "file"),
         ({"kind": "os:path"}, "holds no callbacks"),
+        ({"kind": f"{HERE}:Needy"}, r"missing key train.callbacks.0.need; add it"),
         ({"kind": f"{HERE}:meddle"}, "has no callback meddle; derive it from"),
     ],
 )

@@ -1,6 +1,8 @@
 """Losses and errors are sums over present labels, of numbers and of classes; parts and ranks merge without loss."""
 
 import math
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -11,14 +13,16 @@ from ase import Atoms
 from hypothesis import given
 from hypothesis import strategies as st
 from sklearn import metrics as scikit
+from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from hydragnn.base.errors import InputError
 from hydragnn.datasets import Budget, MemoryStore, Normalisation
 from hydragnn.graphs import Field, GraphBatch, concatenate, from_ase, graph_from_arrays
 from hydragnn.models import Categorical, Normal, Point, Target
 from hydragnn.training import errors_on, trivial_predictor
 from hydragnn.training.class_metrics import balanced_weights, label_frequencies
-from hydragnn.training.loss import label_counts, loss_sum, loss_sums
+from hydragnn.training.loss import label_counts, loss_sum, loss_sums, point_loss
 from hydragnn.training.metrics import Errors, moments_of, target_moments
 from tests.hydragnn.training.conftest import STORE, assembled, make_config
 
@@ -290,3 +294,20 @@ def test_the_trivial_predictor_is_the_best_constant_of_the_training_part(referen
         torch.testing.assert_close((kinds.T.double() @ fitted).squeeze(1), energy)
     else:  # one value per node
         torch.testing.assert_close(energy / nodes, (energy / nodes)[:1].expand(len(nodes)))
+
+
+@pytest.mark.parametrize(
+    ("loss", "words"),
+    [
+        (lambda error: -error.abs(), "must be least at 0"),
+        (lambda error: error.mean(), "no number with a slope per error"),
+        (lambda error: error.detach(), "fails for errors from -3 to 3"),
+        (lambda error: torch.relu(error.abs() - 1), ""),
+    ],
+)
+def test_a_loss_of_ones_own_is_least_without_an_error(
+    loss: Callable[[Tensor], Tensor], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hydragnn.training.loss.function_of_kind", lambda *_, **__: loss)
+    with pytest.raises(InputError, match=words) if words else nullcontext():
+        point_loss.__wrapped__("acme:loss")
