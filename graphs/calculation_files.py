@@ -18,7 +18,7 @@ _ENERGIES = re.compile(r"(?:^\w+ *: +(\d+).*\n)?^\s*\d+ F=\s*(\S+)\s+E0=\s*(\S+)
 """Last iteration and step of a relaxation in an OSZICAR; those of dynamics begin otherwise."""
 
 _OUTCAR = re.compile(
-    rb"Iteration +\d+\( *(?P<last>\d+)\)|aborting loop (?P<end>.*)|^ +NELM +=\s*(?P<most>\d+)|FREE ENERGIE OF THE ION"
+    rb"Iteration +\d+\( *(?P<last>\d+)|aborting loop (?P<end>.*)|^ +NELM +=\s*(?P<most>\d+)|FREE ENERGIE OF"
 )
 FAILURES = {
     "aims-output": b"SELF-CONSISTENCY CYCLE DID NOT CONVERGE",

@@ -82,10 +82,8 @@ class AseBuild(ObjectsBuild):
                     for text in frames_of_xyz(file):
                         _check_entries(text, keys, path, number)
                         if self.index == ":":
-                            yield (
-                                int(text[: text.index("\n")]),
-                                partial(_read_frame, text, path, number, self.text_keys),
-                            )
+                            read = partial(_read_frame, text, path, number, self.text_keys)
+                            yield int(text.partition("\n")[0]), read
                         number += 1
                 if self.index == ":":
                     return

@@ -252,8 +252,7 @@ class RunCallback:
                         ) from error
             return added
 
-        grad = torch.set_grad_enabled(torch.is_grad_enabled())  # as it is, again after callbacks
-        with state.parameters.swap_in_eval_parameters(), keep_beating(self.heartbeat), grad:
+        with state.parameters.swap_in_eval_parameters(), keep_beating(self.heartbeat), torch.enable_grad():
             return first_ranks_value(numbers, self.ranks)
 
     def view(self, state: TrainState, values: Values, moment: str) -> RunView:
