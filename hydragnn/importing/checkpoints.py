@@ -1,12 +1,15 @@
 """Checkpoints of torch as numbers: no code in them runs."""
 
+import re
 import zipfile
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from io import BytesIO
 from math import prod
+from mmap import ACCESS_COPY, mmap
 from pathlib import Path
-from typing import Any, NamedTuple
+from pickle import BUILD
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,49 +21,22 @@ from hydragnn.frozen.settings import FAILURE
 
 LARGEST, TABLE = 768 * 2**20, 6 * 2**20
 """Bytes of all weights of a checkpoint, and of the table that names them, each of which may become an object."""
-
-DTYPES = {
-    "FloatStorage": torch.float32,
-    "DoubleStorage": torch.float64,
-    "HalfStorage": torch.float16,
-    "BFloat16Storage": torch.bfloat16,
-    "LongStorage": torch.int64,
-    "IntStorage": torch.int32,
-    "ShortStorage": torch.int16,
-    "CharStorage": torch.int8,
-    "ByteStorage": torch.uint8,
-    "BoolStorage": torch.bool,
-}
-
+STATES = ("model_state_dict", "module", "state_dict")
+"""Keys of state dictionaries; the second is DeepSpeed's."""
+WRAPPED = re.compile(r"\b(_orig_mod|_fsdp_wrapped_module)\.")
+"""Parts of names that wrappers add."""
 SHARDED = ("torch.distributed", "deepspeed")
 """Packages whose objects describe pieces of tensors; other ranks held the others."""
+REALS = {"Float": torch.float32, "Double": torch.float64, "Half": torch.float16, "BFloat16": torch.bfloat16}
+WHOLES = {"Long": torch.int64, "Int": torch.int32, "Short": torch.int16, "Char": torch.int8, "Byte": torch.uint8}
+DTYPES = {f"{name}Storage": dtype for name, dtype in {**REALS, **WHOLES, "Bool": torch.bool}.items()}
 
 
-class Storage(NamedTuple):  # as Place: without attributes that a table could put in the place of these
-    """Numbers of a file, not read yet."""
-
-    dtype: torch.dtype
-    key: str
-    numel: int
-
-
-class Place(NamedTuple):
-    """Tensor as a view of a storage."""
-
-    storage: Storage
-    offset: int
-    size: tuple[int, ...]
-    stride: tuple[int, ...]
-
-
-def _place(storage: Any, offset: Any, size: Any, stride: Any, *more: Any) -> Place:
-    numbers = [offset, *size, *stride]
-    if not isinstance(storage, Storage) or any(type(number) is not int or number < 0 for number in numbers):
-        raise ValueError("a tensor without a storage")
-    last = offset + sum((length - 1) * step for length, step in zip(size, stride, strict=True))
-    if prod(size) > storage.numel or (prod(size) and last >= storage.numel):
-        raise ValueError(f"a tensor of size {[*size]} in {storage.numel} numbers")
-    return Place(storage, offset, tuple(size), tuple(stride))
+def _tensor(storage: Any, offset: int, size: Any, stride: Any, *_: Any) -> Tensor:
+    if any(type(length) is not int for length in size) or prod(size) > len(storage):
+        raise ValueError(f"a tensor of size {[*size]} in {len(storage)} numbers")
+    view: Tensor = storage.as_strided(tuple(size), tuple(stride), offset)
+    return view
 
 
 class Piece:
@@ -70,25 +46,23 @@ class Piece:
 
     def __init__(self, *arguments: Any) -> None: ...
 
-    def __setstate__(self, state: Any) -> None: ...
-
 
 def _of_ranks(function: Any, kind: Any, arguments: Any, state: Any) -> Any:
     """Return the tensor where one rank has the whole."""
-    if function is _place:  # with attributes, as FSDP gives it
-        return _place(*arguments)
+    if function is _tensor:  # with attributes, as FSDP gives it
+        return _tensor(*arguments)
     states = state if isinstance(state, tuple) else [state]
     own, piece = next((one["_local_tensor"] for one in states if isinstance(one, dict)), None), Piece()
-    if isinstance(own, Place):
-        if own.size == (size := tuple(arguments[2])):
+    if isinstance(own, Tensor):
+        if own.shape == (size := tuple(arguments[2])):
             return own
-        piece.sizes = f" with {[*own.size]} of {[*size]}"
+        piece.sizes = f" with {[*own.shape]} of {[*size]}"
     return piece
 
 
 KNOWN: Mapping[tuple[str, str], Any] = {
     ("collections", "OrderedDict"): OrderedDict,
-    ("torch._utils", "_rebuild_tensor_v2"): _place,
+    ("torch._utils", "_rebuild_tensor_v2"): _tensor,
     ("torch._utils", "_rebuild_parameter"): lambda data, *_: data,
     ("torch._tensor", "_rebuild_from_type_v2"): _of_ranks,
     ("torch", "Size"): tuple,
@@ -101,7 +75,22 @@ KNOWN: Mapping[tuple[str, str], Any] = {
 
 
 class _Table(PlainUnpickler):
-    """Reader of the table of a checkpoint, which knows tensors alone."""
+    """Reader of a checkpoint's table, which knows tensors alone; their numbers are mapped."""
+
+    dispatch: ClassVar[dict[int, Any]] = {**PlainUnpickler.dispatch, BUILD[0]: lambda reader: reader.stack.pop()}
+
+    def __init__(self, path: Path) -> None:
+        with zipfile.ZipFile(path) as file, path.open("rb") as content:
+            self.records = {one.filename: one for one in file.infolist()}
+            if any(one.compress_type != zipfile.ZIP_STORED or one.flag_bits & 1 for one in self.records.values()):
+                raise ValueError("its records are compressed or encrypted, which torch does not write")
+            self.root = next((name[:-8] for name in self.records if name.endswith("/data.pkl")), None)
+            if self.root is None:
+                raise ValueError("it has no table")
+            if self.records[f"{self.root}data.pkl"].file_size > TABLE:
+                raise ValueError("its table has more bytes than names of tensors take")
+            self.bytes = mmap(content.fileno(), 0, access=ACCESS_COPY)
+            super().__init__(BytesIO(file.read(f"{self.root}data.pkl")))
 
     def find_class(self, module: str, name: str) -> Any:
         """Return one of the few known names; InputError for code."""
@@ -111,12 +100,21 @@ class _Table(PlainUnpickler):
             return Piece
         raise InputError(f"names {module}.{name}, which would run code; save model.state_dict() alone, and import that")
 
-    def persistent_load(self, pid: Any) -> Storage:
-        """Return the storage that a table names."""
+    def persistent_load(self, pid: Any) -> Tensor:
+        """Return the numbers of a storage that a table names."""
         kind, dtype, key, _, numel = pid
         if kind != "storage" or not isinstance(dtype, torch.dtype) or type(numel) is not int or numel < 0:
             raise ValueError("an entry that is no storage")
-        return Storage(dtype, str(key), numel)
+        record = self.records.get(f"{self.root}data/{key}")
+        size = 0 if record is None else record.file_size
+        if record is None or numel * dtype.itemsize != size or record.header_offset + size > len(self.bytes):
+            raise ValueError(f"a tensor names {numel} numbers, and its record has {size} bytes")
+        begin = record.header_offset + 26  # of the lengths of a name and of more, which lie before the numbers
+        lengths = [int.from_bytes(self.bytes[begin + at : begin + at + 2], "little") for at in (0, 2)]
+        empty = torch.empty(0, dtype=dtype)
+        return (
+            torch.frombuffer(self.bytes, dtype=dtype, count=numel, offset=begin + 4 + sum(lengths)) if numel else empty
+        )
 
 
 class Checkpoint(NamedTuple):
@@ -136,19 +134,13 @@ def read_checkpoint(path: Path) -> Checkpoint:
     """
     check_readable(path)
     try:
-        with zipfile.ZipFile(path) as file:
-            records = _records(file, path)
-            root = next((name[: -len("data.pkl")] for name in records if name.endswith("/data.pkl")), None)
-            if root is None:
-                raise ValueError("it has no table")
-            if records[f"{root}data.pkl"] > TABLE:
-                raise ValueError("its table has more bytes than names of tensors take")
-            table = _Table(BytesIO(file.read(f"{root}data.pkl"))).load()
-            states = table.get("model_state_dict", table.get("module", table)) if isinstance(table, dict) else None
-            weights, (optimized, step) = _tensors(states, file, records, root), _optimizer(table)
-            if isinstance(step, Place):
-                step = int(_tensors({"step": step}, file, records, root)["step"].sum())
-            return Checkpoint(weights, optimized, step if isinstance(step, int) else 0)
+        table = _Table(path).load()
+        states = next((table[key] for key in STATES if key in table), table) if isinstance(table, dict) else {}
+        if path.name.startswith("zero_pp_rank_"):
+            states = _of_stage_3(path, table, states)
+        optimized, step = _optimizer(table)
+        step = int(step.sum()) if isinstance(step, Tensor) else step
+        return Checkpoint(_weights(states), optimized, step if isinstance(step, int) else 0)
     except InputError as error:
         raise InputError(f"{path} {error}") from error
     except MemoryError:
@@ -170,45 +162,49 @@ def _optimizer(table: Any) -> tuple[int | None, Any]:
     return count, first.get("step") if isinstance(first, dict) else None
 
 
-def _records(file: zipfile.ZipFile, path: Path) -> dict[str, int]:
-    """Return sizes of records; ValueError for a size that the file lacks."""
-    size = path.stat().st_size
-    entries = file.infolist()
-    if any(one.compress_type != zipfile.ZIP_STORED or one.flag_bits & 1 for one in entries):
-        raise ValueError("its records are compressed or encrypted, which torch does not write")
-    if any(one.header_offset + one.file_size > size or one.compress_size != one.file_size for one in entries):
-        raise ValueError("it claims more bytes than it has")
-    return {one.filename: one.file_size for one in entries}
-
-
-def _tensors(states: Any, file: zipfile.ZipFile, records: Mapping[str, int], root: str) -> dict[str, Tensor]:
+def _weights(states: Any) -> dict[str, Tensor]:
+    """Return copies of tensors; InputError where other files or ranks have their numbers."""
     if pieces := [name for name, value in (states or {}).items() if isinstance(value, Piece)]:
         raise InputError(
             f"holds what one rank kept of {len(pieces)} of {len(states)} tensors, as {pieces[0]}{states[pieces[0]].sizes}: {FAILURE} 4; "
-            "save the full state dictionary of all ranks"
+            "the other ranks wrote no file: train on with HYDRAGNN_FSDP_VERSION=1, which saves all, and import that"
         )
-    tensors = {name: value for name, value in states.items() if isinstance(value, Place)} if states else {}
-    weights = [one.size for name, one in tensors.items() if str(name).endswith("weight")]
-    if weights and not any(map(prod, weights)):
-        raise InputError(
-            "holds tensors without numbers, as DeepSpeed leaves them in stage 3: join all ranks' files by zero_to_fp32.py in "
-            "the folder of the run, and import the file that it writes"
-        )
+    tensors = {name: value for name, value in states.items() if isinstance(value, Tensor)} if states else {}
     if not tensors or any(not isinstance(name, str) for name in tensors):
         raise ValueError("it holds no state dictionary of tensors")
-    storages = {place.storage.key: place.storage for place in tensors.values()}
-    for place in tensors.values():
-        one, record = place.storage, f"{root}data/{place.storage.key}"
-        if one.numel * one.dtype.itemsize != records.get(record) or storages[one.key] != one:
-            raise ValueError(f"a tensor names {one.numel} numbers, and its record has {records.get(record, 0)} bytes")
-    total = sum(one.numel * one.dtype.itemsize for one in storages.values())
-    if total > LARGEST:
+    weights = [one for name, one in tensors.items() if name.endswith("weight")]
+    if weights and not any(one.numel() for one in weights):
+        raise InputError(
+            "holds tensors without numbers, as DeepSpeed leaves them in stage 3: give the folder of the run, with the files "
+            "of all ranks under the names that DeepSpeed gave them"
+        )
+    _check_size(tensors.values())
+    return {WRAPPED.sub("", name): one.clone() for name, one in tensors.items()}
+
+
+def _check_size(tensors: Iterable[Tensor]) -> None:
+    if (total := sum(one.nbytes for one in tensors)) > LARGEST:
         raise InputError(f"has {total / 1e9:.3g} GB of weights, and at most {LARGEST / 1e9:.2g} are imported")
-    numbers = {
-        key: torch.frombuffer(bytearray(file.read(f"{root}data/{key}") or one.dtype.itemsize), dtype=one.dtype)
-        for key, one in storages.items()
+
+
+def _of_stage_3(path: Path, table: Any, states: Any) -> Any:
+    """Return the tensors of DeepSpeed's stage 3, of which each rank's files have a slice."""
+    ranks, stored, slices = table["dp_world_size"], list[Tensor](), list[Mapping[str, Tensor]]()
+    shapes = {name: size for group in table["param_shapes"] for name, size in group.items()}
+    numels = [-(-prod(size) // ranks) for size in shapes.values()]
+    for rank in range(ranks):
+        names = [path.name.replace("_0_", f"_{rank}_", 1)]
+        names.append(f"*{names[0].replace('model_states', 'optim_states')}")
+        files = [next(path.parent.glob(name), None) for name in names]
+        if None in files:
+            raise InputError(f"is one of {ranks} ranks, and {names[files.index(None)]} is not beside it; copy it there")
+        own, optimizer = (_Table(file).load() for file in files if file is not None)
+        groups, frozen = optimizer["optimizer_state_dict"]["fp32_flat_groups"], own.get("frozen_param_fragments") or {}
+        stored += [*groups, *frozen.values()]
+        _check_size(stored)
+        slices.append({**dict(zip(shapes, torch.cat(groups)[: sum(numels)].split(numels))), **frozen})
+    whole = {
+        name: torch.cat([one[name] for one in slices])[: prod(size)].view(size).to(states[name].dtype)
+        for name, size in {**shapes, **(table.get("frozen_param_shapes") or {})}.items()
     }
-    return {
-        name: numbers[place.storage.key].as_strided(place.size, place.stride, place.offset)
-        for name, place in tensors.items()
-    }
+    return {**states, **whole, **{name: whole[of] for name, of in dict(table.get("shared_params") or {}).items()}}

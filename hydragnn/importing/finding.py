@@ -72,9 +72,10 @@ def find_models(path: Path) -> list[ModelFiles]:
     for file in sorted(newest.values(), key=lambda one: one.resolve() != one.absolute()):
         unique.setdefault(file.resolve(), file)  # links to another name of it
     if not unique:
-        raise InputError(
-            f"{path} holds no checkpoint (.pk) of the public HydraGNN; give the folder of its run, or the file"
-        )
+        move, shards = "give the folder of its run, or the file", next(iter(sorted(root.glob("**/*.distcp"))), root)
+        if shards != root:
+            move = f"join its shards: python -m torch.distributed.checkpoint.format_utils dcp_to_torch {shards.parent} NEW.pk"
+        raise InputError(f"{path} holds no checkpoint (.pk) of the public HydraGNN; {move}")
     of_folders = [file.parent for file in unique.values()]
     return [
         ModelFiles(

@@ -429,6 +429,58 @@ def test_tensors_of_all_ranks_are_read(key: str, tmp_path: Path) -> None:
     assert torch.equal(read_checkpoint(tmp_path / "a.pk").weights["a.weight"], whole)
 
 
+def write_stage_3(folder: Path, ranks: int) -> None:
+    """Write the files of DeepSpeed's stage 3 for weights that count upwards; b is frozen, c is a."""
+    folder.mkdir(parents=True)
+    whole = {"a.weight": torch.arange(10.0).view(5, 2), "b.weight": torch.arange(4.0), "d.weight": -torch.ones(1)}
+    sizes = {name: one.shape for name, one in whole.items()}
+    parts: dict[str, Any] = {}
+    for name, one in whole.items():
+        wide = -(-one.numel() // ranks)
+        parts[name] = torch.nn.functional.pad(one.flatten(), (0, wide * ranks - one.numel())).split(wide)
+    for rank in range(ranks):
+        table = {
+            "module": {**dict.fromkeys([*whole, "c.weight"], torch.empty(0)), "mean": torch.ones(3)},
+            "dp_world_size": ranks,
+            "param_shapes": [{name: sizes[name]} for name in ("a.weight", "d.weight")],
+            "frozen_param_shapes": {"b.weight": sizes["b.weight"]},
+            "frozen_param_fragments": {"b.weight": parts["b.weight"][rank].clone()},
+            "shared_params": {"c.weight": "a.weight"},
+        }
+        torch.save(table, folder / f"zero_pp_rank_{rank}_mp_rank_00_model_states.pt")
+        flat = torch.cat([parts["a.weight"][rank], parts["d.weight"][rank]])
+        optimizer = {"optimizer_state_dict": {"fp32_flat_groups": [flat[:3].clone(), flat[3:].clone()]}}
+        torch.save(optimizer, folder / f"bf16_zero_pp_rank_{rank}_mp_rank_00_optim_states.pt")
+
+
+def test_slices_of_all_ranks_are_joined(tmp_path: Path) -> None:
+    write_stage_3(tmp_path / "a", 3)
+    weights = read_checkpoint(tmp_path / "a" / "zero_pp_rank_0_mp_rank_00_model_states.pt").weights
+    assert weights["a.weight"].tolist() == weights["c.weight"].tolist() == torch.arange(10.0).view(5, 2).tolist()
+    assert weights["b.weight"].tolist() == [0, 1, 2, 3] and weights["d.weight"].tolist() == [-1]
+    assert weights["mean"].tolist() == [1, 1, 1]
+
+
+def test_slices_that_lack_or_are_another_length_are_named(tmp_path: Path) -> None:
+    write_stage_3(tmp_path / "a", 3)
+    first = tmp_path / "a" / "zero_pp_rank_0_mp_rank_00_model_states.pt"
+    optimizer = tmp_path / "a" / "bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt"
+    for flat in (torch.ones(2), torch.ones(1).expand(2**28)):
+        torch.save({"optimizer_state_dict": {"fp32_flat_groups": [flat]}}, optimizer)
+        with pytest.raises(InputError, match="or damaged"):
+            read_checkpoint(first)
+    optimizer.unlink()
+    with pytest.raises(InputError, match=r"is one of 3 ranks, and .*rank_1.*optim_states.pt is not beside it"):
+        read_checkpoint(first)
+
+
+@pytest.mark.parametrize("prefix", ["_orig_mod.", "module._orig_mod.", "_fsdp_wrapped_module.module."])
+def test_names_of_wrappers_are_left_out(prefix: str, tmp_path: Path) -> None:
+    torch.save({"state_dict": {f"{prefix}a.weight": torch.ones(1)}}, tmp_path / "a.pk")
+    (name,) = read_checkpoint(tmp_path / "a.pk").weights
+    assert name.removeprefix("module.") == "a.weight"
+
+
 def test_every_failure_has_a_file_that_suffers_and_one_that_does_not() -> None:
     suffered = {number for number, *_, verdict in ROWS if verdict == YES} | {number for number, *_ in REFUSED}
     spared = {number for number, *_, verdict in ROWS if verdict == NO}

@@ -91,10 +91,10 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
     "whole module": (torch_bytes(torch.nn.Linear(2, 2)), "save model.state_dict\\(\\) alone"),
     "ten gigabytes": (whole(tensor(2_500_000_000, 0, (2_500_000_000,), (1,))), "record has 40 bytes"),
     "expanded": (whole(tensor(10, 0, (10**10,), (0,))), "in 10 numbers"),
-    "beyond its end": (whole(tensor(10, 5, (10,), (1,))), "in 10 numbers"),
-    "negative": (whole(tensor(10, 0, (-1,), (1,))), "without a storage"),
+    "beyond its end": (whole(tensor(10, 5, (10,), (1,))), "out of bounds"),
+    "negative": (whole(tensor(10, 0, (-1,), (1,))), "damaged"),
     "no numbers": (archive({"model_state_dict": {"a": tensor(10, 0, (10,), (1,))}}, {}), "record has 0 bytes"),
-    "other size later": (archive({"model_state_dict": {"a": Changed()}}, {"0": NUMBERS}), "no attribute"),
+    "other size later": (archive({"model_state_dict": {"a": Changed()}}, {"0": NUMBERS}), "no branch-0"),
     "ten gigabytes of one string": (of_table(b"\x80\x05\x96" + (10**10).to_bytes(8, "little") + b"."), "damaged"),
     "a key whose hash has no end": (
         of_table(b"\x80\x02)" + b"".join(b"q%ch%c\x86" % (n, n) for n in range(60)) + b"q\x3c}h\x3cK\x01s."),
@@ -247,6 +247,13 @@ def test_configuration_one_folder_up_and_a_broken_link(tmp_path: Path) -> None:
     (tmp_path / "a" / "b" / "config.json").rename(tmp_path / "a" / "config.json")
     (tmp_path / "a" / "b" / "N.pk").symlink_to("N_epoch_7.pk")
     assert [one.checkpoint.name for one in find_models(tmp_path)] == ["N_epoch_1.pk"]
+
+
+def test_shards_of_torch_are_named_with_the_command_that_joins_them(tmp_path: Path) -> None:
+    (tmp_path / "run" / "dcp").mkdir(parents=True)
+    (tmp_path / "run" / "dcp" / "__0_0.distcp").touch()
+    with pytest.raises(InputError, match=r"dcp_to_torch .*run/dcp NEW.pk"):
+        find_models(tmp_path)
 
 
 def test_structures_are_predicted_alone_and_by_a_tuned_model(tmp_path: Path) -> None:
