@@ -19,7 +19,7 @@ KINDS |= {
 
 RENAMED: tuple[tuple[tuple[str, ...], str, str], ...] = (
     # generations (none: all), old name, name
-    ((), r"^(module\.)?(model\.)?", ""),
+    ((), r"^(module\.)*(model\.)?", ""),
     ((), r".*\.output_mask$", ""),  # of e3nn, as empty weights are
     ((), r"^(convs|batch_norms)_node_(hidden|output)\..*", ""),  # the same tensors stand in the heads
     ((), r"\.update_X\.", ".update_U."),  # of PNAEq

@@ -216,7 +216,7 @@ class FrozenSettings(pydantic.BaseModel, frozen=True, extra="ignore"):
 def table_of(config: Any, weights: Mapping[str, Tensor]) -> dict[str, Any]:
     """Return the settings of a configuration, derived ones too."""
     network = config["NeuralNetwork"]
-    architecture, training = network["Architecture"], network.get("Training", {})
+    architecture, training = network["Architecture"], network.get("Training") or {}
     table = {key: value for key, value in architecture.items() if value not in (None, "")}
     generation, evidence = generation_of(config, weights)
     if generation in OLD:
@@ -301,7 +301,7 @@ CONDITIONERS = {"graph_conditioner.0.weight": 0, "graph_concat_projector.weight"
 def generation_of(config: Mapping[str, Any], weights: Mapping[str, Tensor]) -> tuple[Generation, list[str]]:
     """Return which version wrote a configuration and a checkpoint, with the evidence."""
     network = config["NeuralNetwork"]
-    architecture, training = network["Architecture"], network.get("Training", {})
+    architecture, training = network["Architecture"], network.get("Training") or {}
     if "Variables" in config:
         return "variables", ["config.json has Variables at its top level"]
     if any(name.removeprefix("module.").startswith("convs.") for name in weights):

@@ -21,7 +21,7 @@ from hydragnn.frozen.settings import FAILURE
 
 LARGEST, TABLE = 768 * 2**20, 6 * 2**20
 """Bytes of all weights of a checkpoint, and of the table that names them, each of which may become an object."""
-STATES = ("model_state_dict", "module", "state_dict")
+STATES = ("model_state_dict", "module", "state_dict", "model")
 """Keys of state dictionaries; the second is DeepSpeed's."""
 WRAPPED = re.compile(r"\b(_orig_mod|_fsdp_wrapped_module)\.")
 """Parts of names that wrappers add."""

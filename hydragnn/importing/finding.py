@@ -14,8 +14,10 @@ from hydragnn.base.errors import InputError
 from hydragnn.base.files import read_json
 
 EPOCH = re.compile(r"^(.*)_epoch_(\d+)$")
-WEIGHTS = re.compile(r"[^/]*\.pk|(zero_pp_rank_0_)?mp_rank_\d+_model_states\.pt")
+WEIGHTS = re.compile(r".*\.pk|(zero_pp_rank_0_)?mp_rank_\d+_model_states\.pt")
 """Names of checkpoints; the second are DeepSpeed's."""
+OTHERS = re.compile(r".*\.(pt|pth|ckpt|bin)")
+"""Names of checkpoints where none has such a name."""
 DEEPEST, MOST = 5, 100_000
 """Folders below each other, and entries, that are looked at."""
 SETS = (".bp", ".pickle")
@@ -64,7 +66,8 @@ def find_models(path: Path) -> list[ModelFiles]:
     root = path if path.is_dir() else path.parent
     newest = {}
     for file in sorted(
-        [path] if path.is_file() else _checkpoints(root), key=lambda file: (str(file.parent), _epoch(file)[1])
+        [path] if path.is_file() else [*_checkpoints(root, WEIGHTS)] or _checkpoints(root, OTHERS),
+        key=lambda file: (str(file.parent), _epoch(file)[1]),
     ):
         if path.is_file() or file.exists():  # links to epochs that are gone
             newest[file.parent, _epoch(file)[0]] = file
@@ -93,7 +96,7 @@ def _epoch(file: Path) -> tuple[str, int]:
     return (match[1], int(match[2])) if match else (file.stem, 10**9)
 
 
-def _checkpoints(root: Path) -> Iterator[Path]:
+def _checkpoints(root: Path, names_of: re.Pattern[str]) -> Iterator[Path]:
     entries = 0
     for folder, folders, names in os.walk(root, followlinks=True):
         deep = len(Path(folder).relative_to(root).parts)
@@ -101,7 +104,7 @@ def _checkpoints(root: Path) -> Iterator[Path]:
         entries += len(names)
         if entries > MOST:
             raise InputError(f"{root} holds more than {MOST:,} files; give the folder of the run itself")
-        yield from (Path(folder) / name for name in names if WEIGHTS.fullmatch(name))
+        yield from (Path(folder) / name for name in names if names_of.fullmatch(name))
 
 
 def _config(folder: Path) -> Mapping[str, Any]:

@@ -66,6 +66,11 @@ def complete(otherwise: str) -> Iterator[None]:
         raise InputError(f"{otherwise} ({type(error).__name__}: {error}); copy it again") from error
 
 
+def as_list(value: Any) -> list[Any]:
+    """Return a list, or a list of what is none."""
+    return value if isinstance(value, list) else [value]
+
+
 class Source:
     """Sections of a configuration, of whichever generation."""
 
@@ -79,12 +84,12 @@ class Source:
         self.potential = bool(
             self.architecture.get("enable_interatomic_potential") or self.training.get("compute_grad_energy")
         )
-        for key, value in leaves([self.architecture, self.training]):
+        for key, value in leaves({"Architecture": self.architecture, "Training": self.training}):
             if isinstance(value, str) and TEXT.fullmatch(value):
-                raise InputError(f'{where}: {key[2:]} = "{value}" is a text; write it without quotes')
-        sizes = [
-            value if isinstance(value, list) else [value] for key, value in leaves(self.table) if SIZES.search(key)
-        ]
+                raise InputError(f'{where}: {key} = "{value}" is a text; write it without quotes')
+            if any(isinstance(one, float) and not math.isfinite(one) for one in as_list(value)):
+                raise InputError(f"{where}: {key} = {value} is not finite; correct it")
+        sizes = [as_list(value) for key, value in leaves(self.table) if SIZES.search(key)]
         if sum(min(abs(one), MOST) for one in chain(*sizes) if isinstance(one, int | float)) >= MOST:
             raise InputError(f"{where}: widths and numbers of layers add up to more than {MOST:,}; copy it again")
         self.kind = str(self.architecture.get("mpnn_type") or self.architecture.get("model_type"))
@@ -227,7 +232,7 @@ def reading_of(source: Source, settings: FrozenSettings) -> Reading:
     with complete("config.json does not say what x and y hold"):
         inputs = [one for one in source.inputs() if one.field.on == "node"]
         outputs = source.outputs([one.field.name for one in inputs])
-    if settings.radius is not None and not 0 < settings.radius < math.inf:
+    if settings.radius is not None and settings.radius <= 0:
         raise InputError(f"config.json: radius = {settings.radius} is no distance; copy it again")
     if settings.interatomic and settings.kind in FIRST:
         raise InputError(f"config.json: {settings.kind} does not depend on positions, so it cannot give forces")

@@ -144,6 +144,16 @@ def test_contradictions_are_refused(name: str, tmp_path: Path) -> None:
 ODD: dict[str, tuple[str, Any, str]] = {
     "a text for a number": ("NeuralNetwork.Architecture.radius", "3.0", 'radius = "3.0" is a text'),
     "a text for a truth": ("NeuralNetwork.Architecture.enable_interatomic_potential", "false", "without quotes"),
+    "a rate that is none": (
+        "NeuralNetwork.Training.Optimizer",
+        {"learning_rate": float("nan")},
+        "rate = nan is not finite",
+    ),
+    "a weight that is none": (
+        "NeuralNetwork.Architecture.task_weights",
+        [float("inf"), 1],
+        "task_weights = .inf, 1. is not",
+    ),
     "no distance": ("NeuralNetwork.Architecture.radius", -1, "is no distance"),
     "forces without positions": (
         "NeuralNetwork.Architecture.enable_interatomic_potential",
@@ -217,6 +227,7 @@ PLACES: dict[str, tuple[list[str], str, list[str]]] = {
     "branches": (["a/N_branch0.pk", "a/N_branch1.pk"], "a", ["N_branch0.pk", "N_branch1.pk"]),
     "several runs": (["m1/c.pk", "m2/c.pk"], ".", ["c.pk", "c.pk"]),
     "of DeepSpeed": (["a/a/mp_rank_00_model_states.pt"], "a", ["mp_rank_00_model_states.pt"]),
+    "another name": (["a/best.pth"], "a", ["best.pth"]),
     "sets are not searched": (["a/c.pk", "a/dataset/s.pickle/x.pk"], "a", ["c.pk"]),
 }
 
