@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from hydragnn.frozen.graph import FrozenGraph
-from hydragnn.frozen.model import FrozenModel, Statistics, summed
+from hydragnn.frozen.model import FrozenModel, Statistics, mlp, summed
 from hydragnn.frozen.settings import FrozenSettings
 
 States = tuple[Tensor, Tensor]
@@ -23,9 +23,9 @@ class _PaiNNMessage(nn.Module):
 
     def __init__(self, settings: FrozenSettings, width: int, edge_dim: int) -> None:
         super().__init__()
-        self.scalar_message_mlp = network(width, width, 3 * width)
+        self.scalar_message_mlp = mlp([width, width, 3 * width], nn.SiLU())
         self.filter_layer = nn.Linear(settings.required("num_radial"), 3 * width)
-        self.edge_filter = network(edge_dim, width, 3 * width) if edge_dim else None
+        self.edge_filter = mlp([edge_dim, width, 3 * width], nn.SiLU()) if edge_dim else None
 
     def forward(self, scalars: Tensor, vectors: Tensor, graph: FrozenGraph) -> States:
         (row, column), extra = graph.edge_index, graph.extra
@@ -70,7 +70,7 @@ class _Update(nn.Module):
         super().__init__()
         self.last = last
         self.update_U, self.update_V = (nn.Linear(width, width, bias=bias) for _ in range(2))
-        self.update_mlp = network(2 * width, width, (2 if last else 3) * width)
+        self.update_mlp = mlp([2 * width, width, (2 if last else 3) * width], nn.SiLU())
 
     def forward(self, scalars: Tensor, vectors: Tensor) -> States:
         one, other = self.update_U(vectors), self.update_V(vectors)
@@ -78,11 +78,6 @@ class _Update(nn.Module):
         gates = self.update_mlp(torch.cat([lengths, scalars], dim=1)).split(scalars.shape[1], dim=1)
         scalars = scalars + (gates[-2] * (one * other).sum(1) + gates[-1])
         return scalars, vectors if self.last else vectors + gates[0].unsqueeze(1) * one
-
-
-def network(inputs: int, middle: int, outputs: int) -> nn.Sequential:
-    """Two linear maps with SiLU between them."""
-    return nn.Sequential(nn.Linear(inputs, middle), nn.SiLU(), nn.Linear(middle, outputs))
 
 
 def outer(directions: Tensor, channels: Tensor) -> Tensor:

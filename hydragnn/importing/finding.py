@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from hydragnn.base.errors import InputError
@@ -77,7 +78,7 @@ def find_models(path: Path) -> list[ModelFiles]:
     if not unique:
         move, shards = "give the folder of its run, or the file", next(iter(sorted(root.glob("**/*.distcp"))), root)
         if shards != root:
-            move = f"join its shards: python -m torch.distributed.checkpoint.format_utils dcp_to_torch {shards.parent} NEW.pk"
+            move = f"join its shards: python -m torch.distributed.checkpoint.format_utils dcp_to_torch {quote(str(shards.parent))} NEW.pk"
         raise InputError(f"{path} holds no checkpoint (.pk) of the public HydraGNN; {move}")
     of_folders = [file.parent for file in unique.values()]
     return [

@@ -1,10 +1,12 @@
 """Import of files of the public HydraGNN, and its page."""
 
+import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from dataclasses import field as member
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import pydantic
@@ -181,14 +183,17 @@ def _import_configuration(path: Path, out: Path) -> Import:
     with in_making(out) as making:
         write_atomically(making / "run.toml", toml(files.run, files.notes))
         write_atomically(making / "build.toml", toml(files.build))
-    builds, branches = f"hydragnn data build {out / 'build.toml'}", files.run.get("branches", [])
+    builds, branches = f"hydragnn data build {quote(str(out / 'build.toml'))}", files.run.get("branches", [])
     commands = [
-        f"{builds} --set 'files=[\"{file}\"]' --out {out / branch['data']['store']}"
+        f"{builds} --set {quote('files=' + json.dumps([file], ensure_ascii=False))} --out {quote(str(out / branch['data']['store']))}"
         for file, branch in zip(files.build["files"], branches)
-    ] or [f"{builds} --out {out / files.run['data']['store']}"]
+    ] or [f"{builds} --out {quote(str(out / files.run['data']['store']))}"]
     source = Source(read_json(path), path)
     notes = [*files.notes, *diagnose_configuration(source, branches_of(source))]
-    commands, words = [*commands, f"hydragnn train {out / 'run.toml'} --out RUN"], "a configuration names them"
+    commands, words = (
+        [*commands, f"hydragnn train {quote(str(out / 'run.toml'))} --out RUN"],
+        "a configuration names them",
+    )
     return Import(out=out, source=str(path.resolve()), models=(), data=words, left_out=notes, next=commands)
 
 
@@ -280,9 +285,10 @@ def _ensemble(making: Path, names: Sequence[str], stores: Sequence[Store], failu
 
 def _next(out: Path, pages: Sequence[Page], ensemble: str, trials: bool) -> Iterator[str]:
     """Yield commands that go on from here."""
-    model = out / (ensemble or pages[0].run)
+    model = quote(str(out / (ensemble or pages[0].run)))
     yield f"hydragnn predict {model} STRUCTURES.xyz --out predictions.h5"
     yield f"hydragnn report {model}"
-    yield f"hydragnn train {out / pages[0].run / TUNE} --out TUNED"
+    yield f"hydragnn train {quote(str(out / pages[0].run / TUNE))} --out TUNED"
     if trials:
-        yield f"hydragnn search CAMPAIGN.toml --set 'search.warm_start=[\"{out.resolve() / RESULTS}\"]' --out CAMPAIGN"
+        table = quote(f"search.warm_start={json.dumps([str(out.resolve() / RESULTS)], ensure_ascii=False)}")
+        yield f"hydragnn search CAMPAIGN.toml --set {table} --out CAMPAIGN"

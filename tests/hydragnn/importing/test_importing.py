@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import shlex
 import shutil
 import zipfile
 from collections.abc import Sequence
@@ -269,10 +270,12 @@ def test_shards_of_torch_are_named_with_the_command_that_joins_them(tmp_path: Pa
 
 def test_structures_are_predicted_alone_and_by_a_tuned_model(tmp_path: Path) -> None:
     write_model(tmp_path / "run")
-    page = hydragnn.import_public(tmp_path / "run", tmp_path / "out")
+    out = tmp_path / "a run's"
+    page = hydragnn.import_public(tmp_path / "run", out)
     assert [one.generation for one in page.models] == ["v4.0+"]
     assert "predicts: energy_per_atom, forces" in "\n".join(page.lines())
-    model = hydragnn.load(tmp_path / "out")
+    assert [shlex.split(one)[2] for one in page.next] == [*map(str, (out, out, out / "tune.toml"))]
+    model = hydragnn.load(out)
     predictions = model.predict([molecule("H2O"), bulk("Cu", cubic=True)])
     assert predictions["energy_per_atom"]["mean"].shape == (2,) and predictions["forces"]["mean"].shape == (7, 3)
 
