@@ -7,13 +7,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from hydragnn.base.errors import InputError
 from hydragnn.base.files import write_atomically, write_json
 from hydragnn.config import RunConfig
-from hydragnn.datasets import Budget, GraphStore, Normalisation, Scale, make_split, open_store
+from hydragnn.datasets import Budget, GraphStore, Normalisation, Scale, open_store
+from hydragnn.datasets.formats.public_columns import LABELS
 from hydragnn.ensemble.members.member import OUTSIDE, Member
 from hydragnn.ensemble.uses.outside import validated_record
 from hydragnn.frozen import FrozenModel, FrozenSettings, build, of_branch
@@ -150,12 +152,17 @@ def _heads(model: Imported) -> Iterator[dict[str, Any]]:
         column += one.field.width * (1 + gaussian)
 
 
+def part_numbers(store: GraphStore | None) -> list[int]:
+    """Return the number of the part of every graph; empty where nothing tells."""
+    if store is None or PART.name not in {field.name for field in store.fields()}:
+        return []
+    numbers: list[int] = torch.as_tensor(store.column(PART.name).values).flatten().tolist()
+    return numbers
+
+
 def parts_of(store: GraphStore | None) -> dict[str, Any]:
     """Return the writer's split; empty without training or validation."""
-    if store is None or PART.name not in {field.name for field in store.fields()}:
-        return {}
-    numbers = {*torch.as_tensor(store.column(PART.name).values).flatten().tolist()}
-    return {"kind": "given", "field": PART.name} if {0, 1} <= numbers else {}
+    return {"kind": "given", "field": PART.name} if {0, 1} <= {*part_numbers(store)} else {}
 
 
 def write_tuning(model: Imported, data: Path | None, out: Path) -> None:
@@ -192,11 +199,14 @@ def _record(
         parameters=sum(one.numel() for one in module.parameters()),
         start={OUTSIDE: weights_checksum(module.state_dict())},
     )
+    test = np.flatnonzero(np.array(part_numbers(store)) == LABELS.index("testset"))
     if store is None or run.split.kind != "given":
-        return replace(record, notes=[note]), {}
-    member = Member(name=model.name, weight=1.0, model=trained, config=run, record=replace(record, data_hash=""))
-    record = validated_record(member, run, store, note)
-    test = make_split(store, run.split).test
+        record = replace(record, notes=[note])
+    else:
+        member = Member(name=model.name, weight=1.0, model=trained, config=run, record=replace(record, data_hash=""))
+        record = validated_record(member, run, store, note)
+    if store is None:
+        return record, {}
     with torch.no_grad():
         errors = errors_on(trained.predict, store, test, trained.targets, Budget(max_graphs=32)) if len(test) else {}
     return record, errors

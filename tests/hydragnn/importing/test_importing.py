@@ -268,6 +268,18 @@ def test_shards_of_torch_are_named_with_the_command_that_joins_them(tmp_path: Pa
         find_models(tmp_path)
 
 
+def test_test_graphs_are_measured_without_validation_graphs(tmp_path: Path) -> None:
+    write_model(tmp_path / "run")
+    sets, tests = sets_of_branches(1), []
+    for part, name in (("whole", ""), ("cut", "valset")):
+        some = {key: one for key, one in sets.items() if key != name}
+        write_pickles(tmp_path / "run" / f"{part}.pickle", some)
+        page = hydragnn.import_public(tmp_path / "run", tmp_path / part)
+        (tmp_path / "run" / f"{part}.pickle").rename(tmp_path / f"{part}.pickle")
+        tests.append(page.models[0].test["forces"])
+    assert tests[0] == tests[1] and tests[0]["count"]
+
+
 def test_structures_are_predicted_alone_and_by_a_tuned_model(tmp_path: Path) -> None:
     write_model(tmp_path / "run")
     out = tmp_path / "a run's"
