@@ -75,7 +75,7 @@ KNOWN: Mapping[tuple[str, str], Any] = {
 
 
 class _Table(PlainUnpickler):
-    """Reader of a checkpoint's table, which knows tensors alone; their numbers are mapped."""
+    """Reader of a checkpoint's table, which knows tensors alone."""
 
     dispatch: ClassVar[dict[int, Any]] = {**PlainUnpickler.dispatch, BUILD[0]: lambda reader: reader.stack.pop()}
 
@@ -163,7 +163,7 @@ def _optimizer(table: Any) -> tuple[int | None, Any]:
 
 
 def _weights(states: Any) -> dict[str, Tensor]:
-    """Return copies of tensors; InputError where other files or ranks have their numbers."""
+    """Return copies of tensors; InputError for parts of them."""
     if pieces := [name for name, value in (states or {}).items() if isinstance(value, Piece)]:
         raise InputError(
             f"holds what one rank kept of {len(pieces)} of {len(states)} tensors, as {pieces[0]}{states[pieces[0]].sizes}: {FAILURE} 4; "
@@ -188,7 +188,7 @@ def _check_size(tensors: Iterable[Tensor]) -> None:
 
 
 def _of_stage_3(path: Path, table: Any, states: Any) -> Any:
-    """Return the tensors of DeepSpeed's stage 3, of which each rank's files have a slice."""
+    """Return tensors of DeepSpeed's stage 3, sliced over ranks."""
     ranks, stored, slices = table["dp_world_size"], list[Tensor](), list[Mapping[str, Tensor]]()
     shapes = {name: size for group in table["param_shapes"] for name, size in group.items()}
     numels = [-(-prod(size) // ranks) for size in shapes.values()]
