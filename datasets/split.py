@@ -37,6 +37,8 @@ class Split:
 
 
 PARTS = ("train", "valid", "calibration", "test")
+PARTS_GIVEN = ("train", "valid", "test", "calibration")
+"""Parts by the numbers of a given split."""
 WORDS = {"valid": "validation"}
 FRAMES = 2
 """Graphs per file, on average, from which on a random split gets a note."""
@@ -63,6 +65,11 @@ def make_split(store: GraphStore, settings: SplitSettings) -> Split:
     }
     for name, count in split.counts.items():
         if count == 0 and needed[name]:
+            if settings.kind == "given":
+                raise InputError(
+                    f"the given split has no {WORDS.get(name, name)} graphs: no value of {field} is {PARTS_GIVEN.index(name)}; give some "
+                    'graphs that number, or draw parts with kind = "random"'
+                )
             calibration = f", calibration = {settings.calibration:g}" if settings.calibration else ""
             raise InputError(
                 f"the {name} part of the {settings.kind} split is empty ({len(store)} graphs, train = {settings.train:g}, "
@@ -79,7 +86,7 @@ def _given_parts(store: GraphStore, settings: SplitSettings) -> Split:
             f"a given split takes no fraction, and split.calibration is {calibration:g}; leave it out and give "
             f"graphs for calibration the number 3 in {field}"
         )
-    names = ("train", "valid", "test", *(("calibration",) if calibration is None else ()))
+    names = PARTS_GIVEN if calibration is None else PARTS_GIVEN[:3]
     parts = graph_values(store, field).reshape(len(store), -1)
     if parts.shape[1] != 1 or not np.isin(parts, range(len(names))).all():
         numbers_text = ", ".join(f"{number} ({WORDS.get(name, name)})" for number, name in enumerate(names))

@@ -32,6 +32,7 @@ from hydragnn.record import RunRecord, write_record
 from hydragnn.training.evaluate import Metrics, errors_on
 
 TUNE = "tune.toml"
+GIVEN = {"kind": "given", "field": PART.name}
 
 
 @dataclass(frozen=True)
@@ -162,7 +163,7 @@ def part_numbers(store: GraphStore | None) -> list[int]:
 
 def parts_of(store: GraphStore | None) -> dict[str, Any]:
     """Return the writer's split; empty without training or validation."""
-    return {"kind": "given", "field": PART.name} if {0, 1} <= {*part_numbers(store)} else {}
+    return GIVEN if {0, 1} <= {*part_numbers(store)} else {}
 
 
 def write_tuning(model: Imported, data: Path | None, out: Path) -> None:
@@ -174,7 +175,9 @@ def write_tuning(model: Imported, data: Path | None, out: Path) -> None:
     up, store = "" if data is not None and data.parent == out else "../", "data.h5" if data is None else data.name
     table = {
         "data": {"store": f"{up}{store}"},
-        "split": parts_of(None if data is None else open_store(data)),
+        "split": GIVEN
+        if part_numbers(None if data is None else open_store(data))
+        else {},  # its test graphs never train
         "start": {"model": "."},
         "model": {},
         "heads": heads,

@@ -5,6 +5,7 @@ import json
 import os
 import shlex
 import shutil
+import tomllib
 import zipfile
 from collections.abc import Sequence
 from dataclasses import replace
@@ -51,6 +52,7 @@ from tests.hydragnn.importing.public_runs import (
     write_model,
     write_pickles,
 )
+from tests.refusals import refuses
 
 CLOSE = 1e-5
 """Largest difference in single precision, in parts of the largest value: sums run in another order."""
@@ -277,6 +279,15 @@ def test_test_graphs_are_measured_without_validation_graphs(tmp_path: Path) -> N
         page = hydragnn.import_public(tmp_path / "run", tmp_path / part)
         (tmp_path / "run" / f"{part}.pickle").rename(tmp_path / f"{part}.pickle")
         tests.append(page.models[0].test["forces"])
+        tuning = tomllib.loads((tmp_path / part / "tune.toml").read_text())
+        assert tuning["split"] == {"kind": "given", "field": "part"}  # test graphs never train
+        if part == "cut":
+            refuses(
+                "no validation graphs: no value of part is 1",
+                hydragnn.train,
+                tmp_path / part / "tune.toml",
+                tmp_path / "tuned",
+            )
     assert tests[0] == tests[1] and tests[0]["count"]
 
 
