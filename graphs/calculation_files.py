@@ -36,47 +36,58 @@ OUTPUT_UNITS = {"energy": "eV", "free_energy": "eV", "forces": "eV/Angstrom", "s
 """Units to which ASE converts results in outputs of programs."""
 
 
+def failure(path: Path, kind: str) -> str:
+    """Return an output's words about a failure, empty without; not of VASP."""
+    from ase.io.formats import open_with_compression
+
+    if kind not in FAILURES:
+        return ""
+    with open_with_compression(str(path), "rb") as file:
+        return FAILURES[kind].decode() if any(FAILURES[kind] in line for line in file) else ""
+
+
 def converged_steps(path: Path, kind: str, index: str = ":") -> list[bool]:
     """Return for steps in a file of VASP whether their electrons converged.
 
     They did not where their iterations reached NELM, or an OUTCAR says so. InputError for incomplete XML, whose last step
-    may be unfinished, and for outputs of other programs with such a step. Empty for all other files.
+    may be unfinished, and for steps of force fields. Empty for all other files.
     """
     from ase.io.formats import open_with_compression, string2index
 
-    if kind not in OUTPUTS:
+    if kind not in ("vasp-out", "vasp-xml"):
         return []
     with open_with_compression(str(path), "rb") as file:
-        if kind in FAILURES:
-            if any(FAILURES[kind] in line for line in file):
-                words = FAILURES[kind].decode()
-                raise InputError(f"{path} says {words!r}, and what did not converge is no label; leave it out")
-            return []
         steps = _steps_of_outcar(file) if kind == "vasp-out" else _steps_of_xml(file.read(), path)
-    return list(np.atleast_1d(np.array(steps, bool)[string2index(index)]).tolist())
+    some = np.atleast_1d(np.array(steps, object)[string2index(index)]).tolist()
+    if None in some:
+        what = "has steps without electronic iterations, as of a force field, which ASE does not read"
+        raise InputError(f"{path} {what}; take the XDATCAR for its structures")
+    return [bool(step) for step in some]
 
 
-def _steps_of_outcar(file: Any) -> list[bool]:
+def _steps_of_outcar(file: Any) -> list[bool | None]:
     none = {"last": b"", "end": b""}
-    found, steps = {**none, "most": b""}, list[bool]()
+    marks, steps = {**none, "most": b""}, list[bool | None]()
     for mark in filter(None, map(_OUTCAR.search, file)):
         if mark.lastgroup:
-            found[mark.lastgroup] = mark[mark.lastgroup]
-        elif len([*islice(file, 4)]) == 4:  # else ASE has no such step
-            last, end, most = found.values()
-            steps.append(b"EDIFF is reached" in end if end else not last or last != most)
-            found |= none
+            marks |= {"end": b"", mark.lastgroup: mark[mark.lastgroup]}
+        elif len(energy := [*islice(file, 4)]) == 4:  # else ASE has no such step
+            last, end, most = marks.values()
+            converged = b"EDIFF is reached" in end if end else not last or last != most
+            steps.append(None if b" ML TOTEN" in b"".join(energy) else converged)
+            marks |= none
     return steps
 
 
-def _steps_of_xml(content: bytes, path: Path) -> list[bool]:
+def _steps_of_xml(content: bytes, path: Path) -> list[bool | None]:
     try:
         ParserCreate().Parse(content, True)
     except ExpatError as error:
         raise InputError(f"{path} is no complete XML ({error}): was it cut off? Take its OUTCAR") from error
     most = re.search(rb'name="NELM">\s*(\d+)', content)
     counts = [step.count(b"<scstep>") for step in content.split(b"<calculation>")[1:]]
-    return [not most or count != int(most[1]) for count in counts]  # those of response functions are more
+    reached = int(most[1]) if most else 0
+    return [count != reached if count else None for count in counts]  # those of response functions are more
 
 
 def with_energy(atoms: Any, path: Path) -> Any:
@@ -92,7 +103,7 @@ def with_energy(atoms: Any, path: Path) -> Any:
             text, incar_text = (one.read_text("latin-1") if one.is_file() else "" for one in (oszicar, incar))
             steps = _ENERGIES.findall(text)[-2:]
             (_, before, _), (last, free, energy) = [(turns, *map(float, step)) for turns, *step in steps]
-            most = re.search(r"^[ \t]*NELM\s*=\s*(\d+)", incar_text, re.MULTILINE)
+            most = re.search(r"(?:^|;)[ \t]*NELM\s*=\s*(\d+)", incar_text, re.MULTILINE)
             if abs(free - before) <= 1e-3 * len(atoms) and last != (most[1] if most else "60"):  # eV
                 atoms.calc = ReadResults({"energy": energy, "free_energy": free})
     return atoms

@@ -5,14 +5,14 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
-from itertools import islice
+from itertools import islice, repeat
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from hydragnn.base.errors import InputError
 from hydragnn.base.limits import check_readable
-from hydragnn.graphs.calculation_files import converged_steps, rows_of, with_energy
+from hydragnn.graphs.calculation_files import converged_steps, failure, rows_of, with_energy
 from hydragnn.graphs.lammps_files import NO_ELEMENTS, frames_of_dump
 from hydragnn.graphs.molecule_files import is_qm9, molecule_of_qm9, molecules_of_sdf
 from hydragnn.graphs.pymatgen_json import is_pymatgen, pymatgen_structures
@@ -59,7 +59,8 @@ def structures_of(
     Names and entries of the keys ``texts`` in extended XYZ are the letters of the file. ``dumps``: arguments of ``frames_of_dump``;
     ``keys``: names whose values must not differ.
 
-    Steps of VASP whose electrons did not converge have no results. InputError where the file has numbers of types in place of elements, or reading it might not end.
+    Steps of VASP whose electrons did not converge have no results, nor have outputs that say so. InputError where the file has numbers
+    of types in place of elements, or reading it might not end.
     """
     check_readable(path)
     from ase.io import iread
@@ -83,7 +84,7 @@ def structures_of(
     if kind in ("db", "json"):
         yield from rows_of(path, kind, index, keys)
         return
-    converged = iter(converged_steps(path, kind, index))
+    converged = repeat(False) if failure(path, kind) else iter(converged_steps(path, kind, index))
     if kind == "extxyz":
         with open_with_compression(str(path), "r") as file:
             deque(map(check_elements, frames_of_xyz(file)), 0)

@@ -95,9 +95,10 @@ def _quantity(value: float, unit: str) -> Any:
     text = string_preprocessor(re.sub(r"([A-Za-zÅ])(-?[1-9])\b", r"\1**\2", unit[: LONGEST + 1].strip("[] ")))
     if len(unit) > LONGEST or "**" in POWER.sub(" ", text):
         raise ValueError(text)
-    text = re.sub(r"\b[A-Z][a-z]{3,}\b", lambda match: match[0].lower(), text)  # Kelvin, Hartree
+    registry = _registry()  # Mbar is no mbar, but Kelvin is kelvin
+    text = re.sub(r"\b[A-Z][a-z]{3,}\b", lambda match: match[0] if match[0] in registry else match[0].lower(), text)
     text = re.sub(r"\b[^\W\d]\w*", lambda match: PINT_NAMES.get(match[0], match[0]), text)
-    return _registry().Quantity(value, text).to_base_units()
+    return registry.Quantity(value, text).to_base_units()
 
 
 DIMENSIONS = ("[length]", "[mass]", "[time]", "[current]", "[temperature]", "[luminosity]")
@@ -124,8 +125,8 @@ def unit_features(unit: str) -> tuple[float, ...]:
 def unit_factor(unit: str, other: str) -> float | None:
     """Return one ``unit`` in ``other``; None without such a factor.
 
-    >>> unit_factor("km", "m"), unit_factor("Kelvin", "K"), unit_factor("km", "s"), unit_factor("degC", "K")
-    (1000.0, 1.0, None, None)
+    >>> unit_factor("km", "m"), unit_factor("Kelvin", "K"), unit_factor("Mbar", "GPa"), unit_factor("degC", "K")
+    (1000.0, 1.0, 100.0, None)
     """
     try:
         (value, kind), (expected, own_kind) = parsed(unit), parsed(other)

@@ -130,7 +130,10 @@ class SearchSettings(Settings):
             raise ValueError("objective: a list has two objectives or more; give the only one by itself")
         if any(isinstance(one, dict) and not any(one.values()) for one in quantities):
             raise ValueError("objective: no field has a positive weight; give at least one")
-        shares = [q if isinstance(q, str) else {f: w / sum(q.values()) for f, w in q.items() if w} for q in quantities]
+        shares = [
+            q if isinstance(q, str) else {f: round(w / sum(q.values()), 12) for f, w in q.items() if w}
+            for q in quantities
+        ]
         if twice := next((one for one, share in zip(quantities, shares) if shares.count(share) > 1), None):
             raise ValueError(f"objective: {quantity_text(twice)} is given twice; give every objective once")
         return self

@@ -18,7 +18,7 @@ from hydragnn.datasets.sources.atoms_text import ATOMS, atoms_text
 from hydragnn.datasets.sources.base import Make, MakerOfMany, ObjectsBuild
 from hydragnn.datasets.sources.table_files import find_files
 from hydragnn.graphs.batch import GraphBatch
-from hydragnn.graphs.calculation_files import OUTPUT_UNITS, OUTPUTS, converged_steps
+from hydragnn.graphs.calculation_files import OUTPUT_UNITS, OUTPUTS, converged_steps, failure
 from hydragnn.graphs.lammps_files import LAMMPS_UNITS
 from hydragnn.graphs.molecule_files import QM9_UNITS
 from hydragnn.graphs.objects import library_of
@@ -89,6 +89,8 @@ class AseBuild(ObjectsBuild):
                     return
                 number = 0
             failed = self.unconverged(path)
+            if self.needs_labels and (words := failure(path, kind)):
+                raise InputError(f"{path} says {words!r}, and what did not converge is no label; leave it out")
             for atoms in structures_of(path, self.index, self.format, self.text_keys, self.dumps, keys):
                 yield None if number in failed else (len(atoms), partial(_itself, atoms))
                 number += 1
@@ -125,10 +127,15 @@ class AseBuild(ObjectsBuild):
         texts = {ATOMS: [atoms_text(atoms)]} if self.keeps_atoms else {}
         return self.texts_of(atoms.info, frame_name(name, self.index, number)) | texts
 
+    @property
+    def needs_labels(self) -> bool:
+        """True where structures without labels are of no use."""
+        return any(field.role == "target" and not field.optional for field in self.fields)
+
     def unconverged(self, path: Path) -> list[int]:
         """Return which steps of a file lack their labels, since they did not converge."""
-        labelled = any(field.role == "target" and not field.optional for field in self.fields)
-        if not labelled or not (self.format or re.search("OUTCAR|vasp", path.name)):  # other files are none of VASP
+        named = self.format or re.search("OUTCAR|vasp", path.name)  # other files are none of VASP
+        if not self.needs_labels or not named:
             return []
         steps = converged_steps(path, format_of(path, self.format), self.index)
         return [number for number, converged in enumerate(steps) if not converged]

@@ -218,6 +218,7 @@ REMOVED: Mapping[str, str] = {
     "search.together": "trials no longer share a process; trials_per_device = N lets N trials share a GPU, each in its own",
     "model.schedule": "every layer reads all edges; layers that reach far pool ([model.pooling])",
     "model.level": "it named the levels of a schedule, which is gone, too",
+    "coarsening.by": "contraction makes all levels; hydragnn.graphs.with_clusters is for levels of your own",
     "coarsening.side": "it was that of voxels; levels are made by contraction",
     **dict.fromkeys(
         (

@@ -17,7 +17,8 @@ from ase.db import connect
 
 from hydragnn.datasets.merging import merge_stores
 from hydragnn.datasets.tools import store_info
-from hydragnn.graphs.calculation_files import FAILURES
+from hydragnn.graphs.calculation_files import FAILURES, converged_steps
+from hydragnn.graphs.structure_files import structures_of
 from tests.datasets.conftest import built, refused
 
 VASP = Path(ase.__file__).parent / "test" / "testdata" / "vasp"
@@ -28,6 +29,22 @@ OSZICAR = (
     "DAV:   1   -0.1E+02\n   1 F= -.75E+01 E0= -.75E+01  d E =-.1E-1\n   2 F= -.75001E+01 E0= -.7501E+01  d E =-.1E-3\n"
 )
 SLOW = OSZICAR.replace("   2 F", "RMM:  60   -0.75E+01\n   2 F")
+GAUSSIAN = """ Entering Gaussian System, Link 0=g16
+ Gaussian 16:  ES64L-G16RevA.03 25-Dec-2016
+ ----------
+ # b3lyp/6-31g*
+ ----------
+
+                         Standard orientation:
+ ----------
+ Center     Atomic      Atomic             Coordinates (Angstroms)
+ Number     Number       Type             X           Y           Z
+ ----------
+      1         29           0        0.000000    0.000000    0.117176
+      2         29           0        0.000000    2.557005   -0.468706
+ ----------
+ SCF Done:  E(RB3LYP) =  -1.0     A.U. after  129 cycles
+"""
 COMPETITION = "id,number_of_atoms,gap\n" + "".join(f"{number},1,{number / 4}\n" for number in (1, 2, 10))
 
 
@@ -80,6 +97,33 @@ def test_outputs_that_say_that_electrons_did_not_converge_are_refused(kind: str,
     )
 
 
+def test_a_structure_whose_electrons_did_not_converge_is_predicted(tmp_path: Path) -> None:
+    (tmp_path / "run.log").write_text(GAUSSIAN)
+    table = {**ASE, "files": ["run.log"], "fields": [ENERGY]}
+    whole = [atoms.calc.results["energy"] for atoms in structures_of(tmp_path / "run.log")]
+    (tmp_path / "run.log").write_text(f"{GAUSSIAN} {FAILURES['gaussian-out'].decode()}.\n")
+    (atoms,) = structures_of(tmp_path / "run.log")
+    assert whole == pytest.approx([-27.2114], abs=1e-3) and atoms.calc is None and len(atoms) == 2
+    refused(tmp_path, "run.log says", **table)
+
+
+@pytest.mark.parametrize("file", ["vasprun.xml", "OUTCAR"])
+def test_steps_of_force_fields_of_vasp_are_refused(file: str, tmp_path: Path) -> None:
+    steps_of_vasp(tmp_path)
+    text = (tmp_path / file).read_text()
+    text = re.sub(r"  <scstep>.*?</scstep>\n", "", text, flags=re.DOTALL)
+    (tmp_path / file).write_text(text.replace("free  energy   TOTEN", "free  energy ML TOTEN"))
+    refused(tmp_path, f"{file} has steps without electronic iterations", **ASE, files=[file], fields=[ENERGY])
+
+
+def test_the_end_of_a_response_is_not_that_of_the_next_step(tmp_path: Path) -> None:
+    steps_of_vasp(tmp_path)
+    text = (tmp_path / "OUTCAR").read_text()
+    ended = re.search(r"^-.*aborting loop.*\n", text, re.MULTILINE)[0]
+    (tmp_path / "OUTCAR").write_text(re.sub(r"(free  energy   TOTEN .*\n\n.*\n)", rf"\1{ended}", text))
+    assert converged_steps(tmp_path / "OUTCAR", "vasp-out") == [True, False, True]
+
+
 def database(path: Path, *more: Any) -> None:
     """Write four molecules with pairs and data, and more of them."""
     both = {"sites": 5, **DATA}  # differs and is not read
@@ -117,7 +161,7 @@ FOLDERS: list[tuple[dict[str, Any], list[float]]] = [
 def test_iterations_below_nelm_of_an_incar_are_converged(tmp_path: Path) -> None:
     crystals(tmp_path)
     (tmp_path / "calc/2/OSZICAR").write_text(SLOW)
-    (tmp_path / "calc/2/INCAR").write_text(" ENCUT = 400\n NELM  = 100 ; EDIFF = 1E-6\n")
+    (tmp_path / "calc/2/INCAR").write_text(" ENCUT = 400; NELM  = 100 ; EDIFF = 1E-6\n")
     assert len(built(tmp_path, **ASE, **FOLDERS[2][0])) == 3
 
 

@@ -326,6 +326,7 @@ def test_a_bound_that_is_no_number_is_refused_by_its_name(settings: Any, bound: 
         (["valid/loss", 7], r"objective\.1: Input should be a valid string"),
         (["valid/loss", {"at_most": 1.0}], r"missing key objective\.1\.of"),
         ([{"moment": 1.0}, {"moment": 2.0}], r"relative error \(moment 1\) is given twice"),
+        ([{"moment": 1.0, "one": 3.0}, {"moment": 0.1, "one": 0.3}], "is given twice"),
         ({"of": "cost/parameters", "at_most": 1.0}, "at_most are for one of several objectives"),
     ],
 )
