@@ -361,6 +361,7 @@ def test_no_graph_is_predicted_without_the_transform_of_training(
     refused(f"Data are {words}", model.predict, store.to_pyg()[0])
     refused(f"the store are {words}", model.predict, MemoryStore(store[:2], PLAIN))
     build.write_text('kind = "ase"\nfiles = ["a.xyz"]\ncutoff = 4.5\n')
+    (tmp_path / "a.xyz").touch()
     refused(f"BUILD.toml are {words}", rule_for, build, model)
     assert build.write_text(f'{build.read_text()}transform = "numpy:copy"\n') and rule_for(build, model)
     assert all(len(model.predict(MemoryStore(store[:2], taken))) == 2 for taken in (CHANGED, {"cutoff": 4.5}))

@@ -233,7 +233,7 @@ def deep(levels: int) -> Any:
 CONFIGURATIONS: dict[str, tuple[Write, str]] = {
     "36 GB of columns": (configured(dataset={"node_features": {"name": ["z"], "dim": [10**9]}}), "add up to more than"),
     "8 GB of layers": (configured(hidden_dim=8, num_sharedlayers=10**9), "add up to more than"),
-    "a width without end": (configured(output_dim=[1, float("inf")]), "add up to more than"),
+    "a width without end": (configured(output_dim=[1, float("inf")]), "output_dim = .1, inf. is not finite"),
     "a width in quotes": (configured(output_heads={"graph": {"num_sharedlayers": "9"}}), "write it without quotes"),
     "sections in sections": (configured(more=deep(400)), "config.json"),
 }

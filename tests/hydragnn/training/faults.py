@@ -58,8 +58,8 @@ def killed_before_the_end() -> None:
     """The rank dies after the last checkpoint, before all ranks have come to the end."""
     save = RunCallback.save
 
-    def save_and_die(callback: RunCallback, state: Any) -> None:
-        save(callback, state)
+    def save_and_die(callback: RunCallback, state: Any, **options: Any) -> None:
+        save(callback, state, **options)
         if state.epoch == callback.settings.epochs:
             os.kill(os.getpid(), signal.SIGKILL)
 
