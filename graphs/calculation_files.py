@@ -3,6 +3,7 @@
 import re
 from collections.abc import Collection, Iterator
 from contextlib import suppress
+from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -52,17 +53,25 @@ def converged_steps(path: Path, kind: str, index: str = ":") -> list[bool]:
     They did not where their iterations reached NELM, or an OUTCAR says so. InputError for incomplete XML, whose last step
     may be unfinished, and for steps of force fields. Empty for all other files.
     """
-    from ase.io.formats import open_with_compression, string2index
+    from ase.io.formats import string2index
 
     if kind not in ("vasp-out", "vasp-xml"):
         return []
-    with open_with_compression(str(path), "rb") as file:
-        steps = _steps_of_outcar(file) if kind == "vasp-out" else _steps_of_xml(file.read(), path)
+    status = path.stat()
+    steps = _steps_of(path, kind, (status.st_size, status.st_mtime_ns))
     some = np.atleast_1d(np.array(steps, object)[string2index(index)]).tolist()
     if None in some:
         what = "has steps without electronic iterations, as of a force field, which ASE does not read"
         raise InputError(f"{path} {what}; take the XDATCAR for its structures")
     return [bool(step) for step in some]
+
+
+@lru_cache(maxsize=4096)  # notes and makers of a build ask for each file
+def _steps_of(path: Path, kind: str, _: tuple[int, int]) -> tuple[bool | None, ...]:
+    from ase.io.formats import open_with_compression
+
+    with open_with_compression(str(path), "rb") as file:
+        return tuple(_steps_of_outcar(file) if kind == "vasp-out" else _steps_of_xml(file.read(), path))
 
 
 def _steps_of_outcar(file: Any) -> list[bool | None]:

@@ -179,11 +179,20 @@ class Contacts(Detector):
         return cls(species=species, lonely=bool(settings["lonely"]), kinds=kinds, shortest=shortest)
 
 
-RIDGE, ALIKE, NEAREST = 0.01, 0.1, 5
-"""Least variance of a direction over the mean one, distance that is added so that copies are no measure, and nearest training graphs."""
+RIDGE = 0.01
+"""Least variance of a direction, over the mean one."""
 
-SHELLS, FEW = 10, 0.1
-"""Distances up to the scale at which neighbours are counted, and their least deviation: what training had not there counts, one close pair is little."""
+ALIKE = 0.1
+"""Distance that is added to all, so that copies are no measure."""
+
+NEAREST = 5
+"""Training graphs with which a graph is compared."""
+
+SHELLS = 10
+"""Distances up to the scale at which neighbours are counted."""
+
+FEW = 0.1
+"""Least deviation of these numbers, so that one close pair is little."""
 
 SIDED = 0.01
 """Least deviation of one-sidedness, so that perfect crystals are alike; beside a vacancy a node has some .08."""

@@ -1,8 +1,8 @@
 """Calibrations of every kind, and errors that grow with distance.
 
-The distance is the training domain's p-value, how far members' doubts about a graph exceed those of held-out graphs, and how much further
-it lies from similar training graphs than held-out graphs do. Standard deviations grow with powers of all, so that scores are those of normalised split conformal prediction (Lei et al. 2018, arXiv:1604.04173,
-section 5.2) with a scale that knows the distance.
+The distance is the training domain's p-value, how far members' doubts about a graph exceed those of held-out graphs, and how much
+further it lies from similar training graphs than held-out graphs do. Standard deviations grow with powers of all. Scores are those
+of normalised split conformal prediction (Lei et al. 2018, arXiv:1604.04173, section 5.2) with a scale that knows the distance.
 """
 
 import math
