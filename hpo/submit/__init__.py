@@ -1,4 +1,3 @@
 """Batch jobs that carry a campaign, one after the other."""
 
-from hydragnn.hpo.submit.chain import Submission, minutes_of, submit_campaign, successor
-from hydragnn.hpo.submit.script import Job, job_script
+from hydragnn.hpo.submit.chain import Submission, job_script, minutes_of, submit_campaign, successor

@@ -1,12 +1,15 @@
-"""Chains of equal jobs: every job submits the next."""
+"""Chains of equal jobs: every job submits the next, with a batch script from a template."""
 
 import math
+import re
+import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+import jinja2
 from pydantic import Field as Setting
 
 from hydragnn.base.errors import InputError
@@ -17,16 +20,20 @@ from hydragnn.base.machine import Workers
 from hydragnn.base.places import paths_of
 from hydragnn.base.settings import Settings
 from hydragnn.base.shown import Shown
-from hydragnn.hpo.job import JobSettings
+from hydragnn.distributed.launch import environment_alone
+from hydragnn.hpo.job import WORD, JobSettings
 from hydragnn.hpo.journal import NAME as JOURNAL
 from hydragnn.hpo.journal import replay
+from hydragnn.hpo.launching.allocation import output_of
+from hydragnn.hpo.launching.sites import Batch, machine_named
 from hydragnn.hpo.preflight import as_begun, check_campaign, check_folder, is_begun
 from hydragnn.hpo.settings import CampaignSettings, read_campaign
 from hydragnn.hpo.space.points import space_of
 from hydragnn.hpo.stores import places_of
-from hydragnn.hpo.submit.script import Job, batch_of, job_script, lead_seconds, submit_script
 
 NAME = "jobs/chain.json"
+MARGIN = 60  # seconds between the last save and the end of the walltime
+PATIENCE = 120.0  # seconds that a scheduler may take to answer
 
 
 class SubmittedJob(Settings):
@@ -155,35 +162,57 @@ def _is_spent(settings: CampaignSettings, out: Path) -> bool:
 def _submit(
     settings: CampaignSettings, chain: JobChain, out: Path, *, predecessor: str | None, dry_run: bool
 ) -> Submission:
-    """Submit the next job; InputError where several stores are to be copied."""
+    """Submit the next job; InputError where its script cannot be written."""
+    minutes, script, id = minutes_of(settings), _file(chain, out, "sh"), None
+    text = job_script(settings, chain, out, minutes)
+    if not dry_run:
+        write_atomically(script, text)
+        id = submit_script(batch_of(_job_settings(settings).site), str(script), predecessor)
+        entry = SubmittedJob(serial=len(chain.jobs) + 1, id=id)
+        write_sealed(out.resolve() / NAME, chain.model_copy(update={"jobs": [*chain.jobs, entry]}).to_json())
+    return Submission(id=id, script=script, log=_file(chain, out, "log"), text=text, hours=minutes / 60)
+
+
+def job_script(settings: CampaignSettings, chain: JobChain, out: Path, minutes: int) -> str:
+    """Return the batch script of a chain's next job, with its walltime.
+
+    InputError where a path cannot stand in a directive, or several stores are to be copied.
+    """
+    job, log = _job_settings(settings), _file(chain, out, "log")
     stores = [path for _, place in places_of(settings) for path in paths_of(place)]
-    if len(stores) > 1 and _job_settings(settings).stage_data:
+    if len(stores) > 1 and job.stage_data:
         raise InputError(
             f"{settings.source}: job.stage_data copies one store to the nodes, and there are {len(stores)}; leave it out"
         )
-    minutes, serial, job_settings = minutes_of(settings), len(chain.jobs) + 1, _job_settings(settings)
+    if not re.fullmatch(WORD, str(log)):
+        raise InputError(f"{out}: schedulers' directives hold no such path; use letters, digits and . _ - only")
     overrides = [word for assignment in chain.overrides for word in ("--set", assignment)]
     workers = [] if chain.workers is None else ["--workers", str(chain.workers)]
     allowed = [word for module in chain.allow_code for word in ("--allow-code", module)]
-    job = Job(
-        settings=job_settings,
+    batch, machine = batch_of(job.site), machine_named(job.site)[1]
+    return _template(batch.script, machine.directives).render(
+        job=job,
+        batch=batch,
+        name=job.name or out.resolve().name,
         campaign=out.resolve(),
-        serial=serial,
-        position=serial - chain.first + 1,
+        serial=log.stem,
+        position=len(chain.jobs) + 2 - chain.first,
+        log=log,
         minutes=minutes,
-        grace=settings.search.grace_seconds,
-        arguments=[chain.source, "--out", str(out.resolve()), "--resume", *workers, *overrides, *allowed],
+        lead=lead_seconds(settings.search.grace_seconds),
         directory=Path(chain.directory),
         python=chain.python,
+        setup=machine.setup,
+        staged=job.stages,
+        storage=job.local_storage or machine.storage,
         store=stores[0],
+        arguments=shlex.join([chain.source, "--out", str(out.resolve()), "--resume", *workers, *overrides, *allowed]),
     )
-    text, id = job_script(job), None
-    if not dry_run:
-        write_atomically(job.script, text)
-        id = submit_script(batch_of(job_settings.site), str(job.script), predecessor)
-        entry = SubmittedJob(serial=serial, id=id)
-        write_sealed(out.resolve() / NAME, chain.model_copy(update={"jobs": [*chain.jobs, entry]}).to_json())
-    return Submission(id=id, script=job.script, log=job.log, text=text, hours=minutes / 60)
+
+
+def _file(chain: JobChain, out: Path, kind: str) -> Path:
+    """Return a file of a chain's next job, numbered among all jobs of the campaign."""
+    return out.resolve() / "jobs" / f"{len(chain.jobs) + 1:04d}.{kind}"
 
 
 def read_chain(out: Path) -> JobChain:
@@ -195,3 +224,59 @@ def _job_settings(settings: CampaignSettings) -> JobSettings:
     if settings.job is None:
         raise InputError(f"{settings.source}: section [job] is missing; add site, nodes and hours")
     return settings.job
+
+
+def lead_seconds(grace: float) -> int:
+    """Return seconds before the end at which a job leaves.
+
+    >>> lead_seconds(10.0)
+    70
+    """
+    return int(grace) + MARGIN
+
+
+def batch_of(site: str) -> Batch:
+    """Return the batch jobs of a site; InputError where it has none."""
+    batch = machine_named(site)[0].batch
+    if batch is None:
+        raise InputError(f"job.site = {site!r} has no batch jobs; give the class a `batch`")
+    return batch
+
+
+def submit_script(batch: Batch, script: str, predecessor: str | None = None) -> str:
+    """Submit a script, and return the job's name; InputError if refused."""
+    command = submit_command(batch, script, predecessor)
+    inherited = re.compile(batch.inherited or r"(?!)")
+    environment = {key: value for key, value in environment_alone().items() if not inherited.match(key)}
+    lines = output_of(command, seconds=PATIENCE, environment=environment).split()
+    if not lines:
+        raise InputError(
+            f"{command[0]} names no job for {script}; look at the queue, and submit again if it is not there"
+        )
+    return lines[-1].partition(";")[0]  # Slurm adds ;cluster
+
+
+def submit_command(batch: Batch, script: str, predecessor: str | None) -> list[str]:
+    """Return the command that submits a script behind job ``predecessor``.
+
+    >>> submit_command(batch_of("pbs"), "job.sh", predecessor="7.server")
+    ['qsub', '-W', 'depend=afterany:7.server', 'job.sh']
+    """
+    waits = [] if predecessor is None else batch.after.format(predecessor).split()
+    return [*(batch.submit if predecessor is None else batch.submit_from_job), *waits, script]
+
+
+def _template(script: str, directives: str) -> jinja2.Template:
+    """Return a script's template, with directives in its block ``site``."""
+    of_machine = f'{{% extends "scheduler.sh.j2" %}}{{% block site %}}\n{directives}{{% endblock %}}\n'
+    texts = {"scheduler.sh.j2": script, "machine.sh.j2": of_machine}
+    environment = jinja2.Environment(
+        loader=jinja2.ChoiceLoader([jinja2.DictLoader(texts), jinja2.PackageLoader("hydragnn.hpo.submit")]),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,  # shell, not HTML: values pass through the filter q or are plain words
+    )
+    environment.filters["q"] = lambda value: shlex.quote(str(value))
+    return environment.get_template("machine.sh.j2")

@@ -8,7 +8,6 @@ import subprocess
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,8 +25,11 @@ from hydragnn.hpo.journal import Entry, Journal
 from hydragnn.hpo.preflight import as_begun, plan_of
 from hydragnn.hpo.scheduling.events import Opened, Tick
 from hydragnn.hpo.scheduling.scheduler import State, decide
+from hydragnn.hpo.search_settings import SearchSettings
+from hydragnn.hpo.space.parameters import FloatRange
 from hydragnn.hpo.space.points import space_of
-from hydragnn.hpo.submit import Job, job_script, minutes_of, submit_campaign, successor
+from hydragnn.hpo.submit import job_script, minutes_of, submit_campaign, successor
+from hydragnn.hpo.submit.chain import JobChain
 from hydragnn.hpo.trial_configs import trial_config
 from hydragnn.record import read_record
 from hydragnn.runs.run import main as train
@@ -43,19 +45,24 @@ EXPECTED = {
 }
 
 
-def job(folder: Path, **settings: Any) -> Job:
-    return Job(
-        settings=JobSettings.parse({"site": "slurm", "nodes": 4, "hours": 2.0, **settings}),
-        campaign=folder,
-        serial=3,
-        position=1,
-        minutes=119,
-        grace=10.0,
-        arguments=["C.toml", "--out", str(folder), "--resume"],
-        directory=folder,
+def script(folder: Path, *, minutes: int = 119, grace: float = 10.0, cwd: Path | None = None, **job: Any) -> str:
+    """The script of the third job of a campaign, the first of its chain."""
+    chain = JobChain(
+        version=1,
+        jobs=[{"serial": serial, "id": str(serial)} for serial in (1, 2)],
+        source="C.toml",
+        overrides=[],
+        workers=None,
+        directory=str(cwd or folder),
         python="python",
-        store=folder / "a store.h5",
+        first=3,
     )
+    settings = CampaignSettings(
+        base={"data": {"store": str(folder / "a store.h5")}},
+        search=SearchSettings(space={"train.learning_rate": FloatRange(low=0, high=1)}, grace_seconds=grace),
+        job=JobSettings.parse({"site": "slurm", "nodes": 4, "hours": 2.0, **job}),
+    )
+    return job_script(settings, chain, folder, minutes)
 
 
 @pytest.mark.parametrize("site", list(EXPECTED))
@@ -63,7 +70,7 @@ def job(folder: Path, **settings: Any) -> Job:
 def test_every_site_has_a_script_that_is_bash_and_asks_for_what_the_pilot_needs(site: str, staged: bool) -> None:
     folder = Path("/scratch/me/alloys")
     own = {"account": "mat123", "queue": "batch", "setup": ["module load rocm"], "directives": ["--mine=1"]}
-    text = job_script(job(folder, site=site, stage_environment=staged, stage_data=staged, **own))
+    text = script(folder, site=site, stage_environment=staged, stage_data=staged, **own)
     done = subprocess.run(["bash", "-n"], input=text, text=True, capture_output=True)
     assert done.returncode == 0, done.stderr
     lines = text.splitlines()
@@ -75,7 +82,7 @@ def test_every_site_has_a_script_that_is_bash_and_asks_for_what_the_pilot_needs(
 
 @pytest.mark.parametrize("site", ["frontier", "lumi", "perlmutter", "aurora"])
 def test_every_setting_of_a_machine_has_its_source_and_yields_to_the_user(site: str, tmp_path: Path) -> None:
-    text = job_script(job(tmp_path, site=site, setup=["export FI_CXI_RX_MATCH_MODE=mine"]))
+    text = script(tmp_path, site=site, setup=["export FI_CXI_RX_MATCH_MODE=mine"])
     chosen = [line for line in text.splitlines() if line.startswith(("export ", "module ")) and "OMP_" not in line][1:]
     sources = ("https://docs.olcf.", "https://docs.alcf.", "https://github.com/")
     assert len(chosen) > 5
@@ -93,11 +100,11 @@ def test_every_setting_of_a_machine_has_its_source_and_yields_to_the_user(site: 
 
 
 def test_what_is_staged_lies_on_the_nodes(tmp_path: Path) -> None:
-    text = job_script(job(tmp_path, site="frontier", stage_kernels="/tmp/my kernels/gfx90a", stage_data=True))
+    text = script(tmp_path, site="frontier", stage_kernels="/tmp/my kernels/gfx90a", stage_data=True)
     assert subprocess.run(["bash", "-n"], input=text, text=True, capture_output=True).returncode == 0
     lines = {"    export TRITON_CACHE_DIR='/tmp/my kernels/gfx90a'", "#SBATCH --constraint=nvme"}
     assert lines <= set(text.splitlines()) and "sbcast" in text and "'a store.h5'" in text
-    of_user = job_script(job(tmp_path, stage_data=True, local_storage="/local/$USER"))
+    of_user = script(tmp_path, stage_data=True, local_storage="/local/$USER")
     assert 'storage="/local/$USER/hydragnn-$id"' in of_user.splitlines()
 
 
@@ -150,7 +157,7 @@ def test_jobs_too_short_to_save_and_folders_that_no_directive_can_hold_are_refus
     with pytest.raises(InputError, match=r"job.hours = 0.01 is too short; give at least 0\.04"):
         minutes_of(with_job(hours=0.01))
     with pytest.raises(InputError, match="directives hold no such path"):
-        job_script(job(Path("/scratch/my campaigns/a")))
+        script(Path("/scratch/my campaigns/a"))
 
 
 @pytest.fixture
@@ -313,8 +320,8 @@ def carried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ca
         python = tmp_path / "bin" / "python"
         python.write_text(PYTHON.format(log=log, folder=tmp_path, code=code, next=f"echo {successor}"))
         python.chmod(0o755)
-        this = replace(job(tmp_path / "campaign", site=site, nodes=1), directory=tmp_path, minutes=2, grace=grace)
-        process = subprocess.Popen(["bash", "-c", job_script(this)], start_new_session=True)
+        text = script(tmp_path / "campaign", minutes=2, grace=grace, cwd=tmp_path, site=site, nodes=1)
+        process = subprocess.Popen(["bash", "-c", text], start_new_session=True)
 
         def ended() -> tuple[int, list[str]]:
             if site == "slurm" and (tmp_path / "wait").exists():
