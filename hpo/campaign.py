@@ -155,14 +155,14 @@ def launcher_for(settings: CampaignSettings, allocation: Allocation, out: Path) 
     return StepLauncher(site, allocation, ranks=search.ranks_per_node, limits=limits)
 
 
-def local_launcher(settings: CampaignSettings, wanted: Workers | None = None) -> LocalLauncher:
-    """Return a launcher of ``wanted`` trials at once, or of ``search.workers``."""
+def local_launcher(settings: CampaignSettings, at_once: Workers | None = None) -> LocalLauncher:
+    """Return a launcher of ``at_once`` trials, or of ``search.workers``."""
     search, ranks = settings.search, settings.search.ranks_per_node or 1
-    wanted = search.workers if wanted is None else wanted
+    at_once = search.workers if at_once is None else at_once
     sharing = search.trials_per_device
     memory = settings.base.get("batch", {}).get("memory")  # of a trial's steps
-    workers = workers_here(wanted, bytes_of(memory) if memory else 0, sharing)
-    workers = max(1, workers // ranks) if wanted == "auto" else workers
+    workers = workers_here(at_once, bytes_of(memory) if memory else 0, sharing)
+    workers = max(1, workers // ranks) if at_once == "auto" else workers
     gpus = gpus_of_workers(workers, ranks)
     patience = 60.0 * search.hang_minutes
     return LocalLauncher(workers, sharing=sharing, ranks=ranks, hang_seconds=patience, gpus=gpus)

@@ -55,7 +55,7 @@ def _is_dominated(point: Values, front: Sequence[Values]) -> bool:
 
 
 def distances(points: ArrayLike) -> NDArray[np.float64]:
-    """Return each point's distance to its neighbours on a front; infinite at ends."""
+    """Return each point's distance to its neighbours; infinite at the front's ends."""
     rows = np.asarray(points, dtype=float)
     sums = np.zeros(len(rows))
     for column in rows.T:
@@ -69,7 +69,9 @@ def distances(points: ArrayLike) -> NDArray[np.float64]:
 
 
 def ranked(points: Sequence[Values], bounds: Bounds) -> list[int]:
-    """Return the points by index, the best first; of equal ones, that with the lower first objective.
+    """Return the points by index, the best first.
+
+    Of equal ones, that with the lower first objective.
 
     >>> ranked([(1.0, 9.0), (2.0, 2.0), (9.0, 1.0), (3.0, 3.0)], (None, None))
     [0, 2, 1, 3]
@@ -117,7 +119,7 @@ def hypervolume(points: Sequence[Values], reference: Values) -> float:
 
 
 def knee(points: Sequence[Values]) -> int:
-    """Return the point of a front that is farthest below the line between its ends.
+    """Return the point farthest below the line between a front's ends.
 
     Objectives are scaled to their range on the front; of more than two, the sum of all is smallest there.
     """

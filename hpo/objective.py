@@ -97,13 +97,14 @@ def quantity_text(quantity: Quantity) -> str:
 
 
 def objective_values(record: RunRecord, objective: Objective, epochs: int | None = None) -> list[float | None]:
-    """Return the value of every objective after ``epochs`` epochs; None where it is missing."""
+    """Return every objective after ``epochs`` epochs; None where it is missing."""
     return [objective_value(record, goal.of, epochs) for goal in goals_of(objective)]
 
 
 def objective_value(record: RunRecord, objective: Quantity, epochs: int | None = None) -> float | None:
-    """The objective of the model kept after ``epochs`` epochs (all if None), so of the epoch with the lowest
-    ``valid/loss`` so far; None where it is missing or not finite.
+    """Return the objective of the model kept after ``epochs`` epochs.
+
+    That is the epoch with the lowest ``valid/loss`` so far; None where it is missing or not finite.
 
     >>> curves = {"valid/loss": [3.0, 1.0, 2.0], "valid/energy/mae": [9.0, 8.0, 7.0]}
     >>> record = RunRecord(config={}, config_hash="", data_hash="", seed=0, curves=curves, trivial={"valid/energy/mae": 16.0})

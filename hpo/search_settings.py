@@ -178,7 +178,7 @@ def with_layouts(space: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def sampler_for(sampler: str, width: int, objectives: int = 1) -> str:
-    """Return the sampler for a number of attempts at once, and of objectives.
+    """Return the sampler for so many attempts at once, and objectives.
 
     >>> sampler_for("auto", 63), sampler_for("auto", 64), sampler_for("qmc", 64)
     ('tpe', 'gp', 'qmc')

@@ -36,7 +36,7 @@ Clock = Callable[[], float]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProgramOutput:
-    """Output of a program, or why it failed, with the time of its start."""
+    """Output of a program, or why it failed, and when it began."""
 
     printed: str
     failed: bool

@@ -8,7 +8,7 @@ from msgspec import Struct
 
 
 class FreeChange(Struct):
-    """Change of the pool; ``all``: all slots anew. Version 0.2.0 wrote slots with positions."""
+    """Change of the pool; version 0.2.0 wrote slots with positions."""
 
     all: tuple[str | tuple[int, str], ...] | None = None
     came: tuple[str | tuple[int, str], ...] = ()

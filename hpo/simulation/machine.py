@@ -117,7 +117,7 @@ def is_storm(assumptions: Assumptions, seconds: float) -> bool:
 
 
 def bad_nodes(assumptions: Assumptions, nodes: int, seed: int, allocation: int) -> Iterator[frozenset[int]]:
-    """Yield the nodes on which every launch fails, every attempt fails late, and training becomes slow."""
+    """Yield nodes whose launches fail, whose attempts fail late, that become slow."""
     for key, part in (
         ("holes", assumptions.black_holes),
         ("late", assumptions.late_failures),

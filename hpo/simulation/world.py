@@ -220,7 +220,7 @@ class World:
         return happen()
 
     def call(self, time: float, happen: Callable[[], list[Event]]) -> None:
-        """Let something happen at a time; it returns what is reported of it."""
+        """Let something happen at a time; it returns its reports."""
         self._count += 1
         heapq.heappush(self._heap, (time, self._count, happen))
 

@@ -53,7 +53,7 @@ def default_space(base: Mapping[str, Any], source: str) -> tuple[dict[str, dict[
 
 
 def _head_parameters(base: Mapping[str, Any], kind: str) -> dict[str, dict[str, Any]]:
-    """Return the pool of intensive numbers of graphs whose nodes have no species.
+    """Return the pool of intensive numbers where nodes have no species.
 
     Grains and cells differ in size, and weights of attention learn it; where values add up, or nodes are alike, a mean is better.
     """

@@ -1,4 +1,4 @@
-"""Chains of equal jobs: every job submits the next, with a batch script from a template."""
+"""Chains of equal jobs, of which every one submits the next."""
 
 import math
 import re
@@ -211,7 +211,7 @@ def job_script(settings: CampaignSettings, chain: JobChain, out: Path, minutes: 
 
 
 def _file(chain: JobChain, out: Path, kind: str) -> Path:
-    """Return a file of a chain's next job, numbered among all jobs of the campaign."""
+    """Return a file of the next job, which counts all jobs of the campaign."""
     return out.resolve() / "jobs" / f"{len(chain.jobs) + 1:04d}.{kind}"
 
 
