@@ -15,14 +15,12 @@ from hydragnn.hpo.scheduling.state import speed_of
 from hydragnn.hpo.space.parameters import Choices, Parameter
 from hydragnn.hpo.space.points import Point, Space
 
-FEWEST = 4
-"""Below so many measurements nothing is predicted."""
+FEWEST = 4  # below so many measurements nothing is predicted
 
 MOST = 1000
 """Most measurements that are fitted, drawn evenly where there are more: the law is smooth, and a refit must stay short."""
 
-BEYOND = math.log(3)
-"""Predictions leave the range of the measurements by no more than this factor (as a logarithm)."""
+BEYOND = math.log(3)  # predictions leave the range of the measurements by no more than this factor (as a logarithm)
 
 GROWTH = 1.1
 """The model is fitted again once the measured trials have grown by this factor, because a fit takes its time."""

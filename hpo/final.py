@@ -24,8 +24,7 @@ from hydragnn.hpo.space.points import NUMBER
 from hydragnn.hpo.status.facts import CampaignStatus
 from hydragnn.runs.folder import trained_config
 
-MANY = 1 << 20
-"""More nodes than any allocation has."""
+MANY = 1 << 20  # more nodes than any allocation has
 
 INHERITED = (
     *("objective", "retries", "launcher", "workers"),

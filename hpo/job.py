@@ -21,8 +21,7 @@ def _text(pattern: str, words: str) -> AfterValidator:
     return AfterValidator(check)
 
 
-WORD = r"[A-Za-z0-9._+:@/,=-]+"
-"""Texts that schedulers' directives can hold."""
+WORD = r"[A-Za-z0-9._+:@/,=-]+"  # texts that schedulers' directives can hold
 
 _line = _text(r"[^\0-\x08\n-\x1f]*\S[^\0-\x08\n-\x1f]*", "is not one line of text; give one line each")
 _option = _text("-.*", "is no option of the scheduler; begin it with a dash, without #SBATCH or #PBS")

@@ -33,14 +33,12 @@ NAME = "journal.jsonl"
 
 TICK = Tick()
 
-YOUNG = 2_000
-"""New objects that are searched for circular garbage at once; that takes less than a millisecond."""
+YOUNG = 2_000  # new objects that are searched for circular garbage at once; that takes less than a millisecond
 
 FREE, READABLE = "free space, then continue with --resume", "make it readable, then continue with --resume"
 """Remedies where a journal cannot be written or read."""
 
-BLOCK = 2**20
-"""Bytes that are read at once."""
+BLOCK = 2**20  # bytes that are read at once
 
 
 class Entry(NamedTuple):

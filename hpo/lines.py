@@ -21,11 +21,8 @@ from hydragnn.hpo.scheduling.state import Written
 
 FORMAT = 3
 
-CLAIM = "claim"
-"""The event of a line by which a session takes the journal; nothing happens to the campaign."""
-
-TORN = b" (torn)\n"
-"""Mark that a session writes behind a line that an earlier one left incomplete."""
+CLAIM = "claim"  # the event of a line by which a session takes the journal; nothing happens to the campaign
+TORN = b" (torn)\n"  # mark that a session writes behind a line that an earlier one left incomplete
 
 
 class Line(Struct, frozen=True, kw_only=True, gc=False):

@@ -44,8 +44,7 @@ class Goal(Settings):
     """Trials with a larger value count after all others, and are not chosen."""
 
 
-JOULES = "cost/joules_per_graph"
-"""Energy of training over the graphs that it showed."""
+JOULES = "cost/joules_per_graph"  # energy of training over the graphs that it showed
 
 NO_ENERGY = (
     f"{JOULES}: the machine measures no energy, by Cray's pm_counters, NVML, ROCm or RAPL (whose files the administrator opens "
@@ -74,8 +73,7 @@ COSTS = {
 }
 """Costs of a record that are objectives."""
 
-THROUGHPUT = "throughput"
-"""Objective of a search for fast layouts: seconds per graph of training, all ranks together."""
+THROUGHPUT = "throughput"  # objective of a search for fast layouts: seconds per graph of training, all ranks together
 
 
 def goals_of(objective: Objective) -> list[Goal]:

@@ -27,17 +27,10 @@ from hydragnn.record import RunRecord, read_record
 
 Matrix = NDArray[np.float64]
 
-TOO_FEW = 6
-"""Below so many results, importances are noise."""
-
-FOREST = 200
-"""Trees of the models of importances and effects."""
-
-EXPLAINED = 2000
-"""Most trials whose effects are computed, spread evenly over all."""
-
-FEWEST, FARTHEST, MISS = 12, 4, 0.25
-"""Least epochs, largest quotient of lengths and largest error of extrapolations."""
+TOO_FEW = 6  # below so many results, importances are noise
+FOREST = 200  # trees of the models of importances and effects
+EXPLAINED = 2000  # most trials whose effects are computed, spread evenly over all
+FEWEST, FARTHEST, MISS = 12, 4, 0.25  # least epochs, largest quotient of lengths and largest error of extrapolations
 
 
 class TrialHistory(Trial, frozen=True, kw_only=True):

@@ -12,14 +12,9 @@ from hydragnn.hpo.launching.sites import check_site
 from hydragnn.hpo.objective import Objective, goals_of, quantity_text
 from hydragnn.hpo.space.parameters import Parameter, parsed_parameter
 
-DEFAULT = "default"
-"""Word for the space that ships, as ``search.space`` in a file."""
-
-PARALLEL = "parallel."
-"""Beginning of the paths of layouts."""
-
-WIDE = 64
-"""With so many attempts at once or more, ``auto`` is the Gaussian process; docs/search.md has what both find."""
+DEFAULT = "default"  # word for the space that ships, as ``search.space`` in a file
+PARALLEL = "parallel."  # beginning of the paths of layouts
+WIDE = 64  # with so many attempts at once or more, ``auto`` is the Gaussian process; docs/search.md has what both find
 
 
 class SearchSettings(Settings):

@@ -25,8 +25,7 @@ OF_START = ("start.model", "start.branch", "start.store", "start.digest")
 FIXED = ("data.store", "split", "train.epochs", *OF_START)
 """Trials that differ in these cannot be compared, so that they are not searched."""
 
-NETWORK = ("hidden_dims", "pool")
-"""Keys of heads that change their network and not the loss."""
+NETWORK = ("hidden_dims", "pool")  # keys of heads that change their network and not the loss
 
 UNKNOWN_KEY = re.compile(r"unknown key ([^;\s]+);")
 TRIES = 64

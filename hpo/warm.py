@@ -23,11 +23,8 @@ from hydragnn.hpo.space.parameters import Choice, Choices, IntRange, Parameter
 from hydragnn.hpo.space.points import NUMBER, Point, Space, contains, is_point, point_key, value_at
 from hydragnn.hpo.trial_configs import problem_of
 
-SHARE = 4
-"""One of so many trials may come from earlier campaigns."""
-
-OBJECTIVE = re.compile(r"objective(_\d+)?")
-"""Columns of results, one for each objective."""
+SHARE = 4  # one of so many trials may come from earlier campaigns
+OBJECTIVE = re.compile(r"objective(_\d+)?")  # columns of results, one for each objective
 PUBLIC = {
     "model.kind": ("mpnn_type", "model_type"),
     "model.num_layers": ("num_conv_layers",),

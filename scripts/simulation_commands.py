@@ -36,8 +36,7 @@ HOTTEST, LONGEST_STEP = 2e4, 1.0
 """K and Angstrom: two hydrogen atoms that become a molecule reach 17,000 K, and no bond is so short."""
 EXPLODED = 10.0
 """A relaxed cell is no so many times larger or smaller: its atoms see each other no more, without any force, or lie in one another."""
-COST = 50
-"""Time between two saved states, in units of what saving takes."""
+COST = 50  # time between two saved states, in units of what saving takes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -14,8 +14,7 @@ Run = Callable[[Sequence[str]], str]
 """Runs a program and returns its output; InputError where it fails."""
 
 ANSWER = 30.0  # seconds that a scheduler may take to answer
-MOST = 100_000
-"""Names that one entry of a list of nodes may stand for."""
+MOST = 100_000  # names that one entry of a list of nodes may stand for
 ALIKE = 0.1
 """Part of a share that may be missing.
 

@@ -24,12 +24,9 @@ PAUSE = 0.1  # seconds between looks at what must vanish
 ENDING = ((signal.SIGTERM, LAST_KILL), (signal.SIGKILL, GONE_WAIT))
 """Signals that end a launcher, with seconds to wait after each."""
 
-STEPS_AT_ONCE = 90
-"""Concurrent steps of a job; Frontier's Slurm carries about 100."""
-STEP_RATE = 5.0
-"""Steps per second: a tenth of what a small slurmctld starts."""
-OWN_AT_ONCE, OWN_RATE = 500, 20.0
-"""The same where an allocation manages its own steps (Flux, ``--stepmgr``)."""
+STEPS_AT_ONCE = 90  # concurrent steps of a job; Frontier's Slurm carries about 100
+STEP_RATE = 5.0  # steps per second: a tenth of what a small slurmctld starts
+OWN_AT_ONCE, OWN_RATE = 500, 20.0  # the same where an allocation manages its own steps (Flux, ``--stepmgr``)
 BURST = 10
 
 

@@ -57,8 +57,7 @@ Report = Begun | Exit | Probed | Stopping
 """Report of a launcher; ``Stopping``: the allocation has ended."""
 
 
-MARK = "HYDRAGNN_CAMPAIGN"
-"""Variable that marks processes of a campaign, and begins names of steps."""
+MARK = "HYDRAGNN_CAMPAIGN"  # variable that marks processes of a campaign, and begins names of steps
 
 
 def identity_of(pid: int) -> Identity:

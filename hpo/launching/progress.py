@@ -9,17 +9,10 @@ from pathlib import Path
 from hydragnn.hpo.scheduling.events import Event, Launched, Progressed
 from hydragnn.runs.attempt import SECONDS_BETWEEN_BEATS, shown_epochs
 
-FIRST_LOOK = 60.0
-"""Seconds from an attempt's start to the first read."""
-
-LONGEST_LOOK = 300.0
-"""Seconds between reads at most, where few attempts run."""
-
-LOOKS_A_SECOND = 2.0
-"""Reads per second of all attempts together, at most."""
-
-BEATS_BEFORE = 4
-"""Heartbeats before the first read, so that their age hardly matters."""
+FIRST_LOOK = 60.0  # seconds from an attempt's start to the first read
+LONGEST_LOOK = 300.0  # seconds between reads at most, where few attempts run
+LOOKS_A_SECOND = 2.0  # reads per second of all attempts together, at most
+BEATS_BEFORE = 4  # heartbeats before the first read, so that their age hardly matters
 
 
 def next_look(age: float, running: int) -> float:

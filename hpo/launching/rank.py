@@ -14,8 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 VISIBLE = ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
-HIDDEN = ("", "-1", "NoDevFiles")
-"""Values that hide all GPUs, Slurm's included."""
+HIDDEN = ("", "-1", "NoDevFiles")  # values that hide all GPUs, Slurm's included
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 

@@ -17,11 +17,8 @@ from hydragnn.runs.checkpoint import latest_checkpoint
 LOG_END = 65536  # bytes of a log that are searched for the launcher's messages
 TAIL_LINES = 15
 
-OVER = ("finished", "stopped")
-"""Statuses of a record that needs no further segment."""
-
-FENCED = 4
-"""Exit code of an attempt that found ``attempt.json`` naming another one."""
+OVER = ("finished", "stopped")  # statuses of a record that needs no further segment
+FENCED = 4  # exit code of an attempt that found ``attempt.json`` naming another one
 
 
 def _is_of(record: RunRecord, config_hash: str) -> bool:

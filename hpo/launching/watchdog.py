@@ -22,12 +22,9 @@ LOOK_PATIENCE = 20.0  # seconds after which a look is given up
 LOOK_AT_JOB_EVERY = 15.0  # seconds between looks at the job while nothing is amiss
 HOLD = 10.0  # seconds that an end without a result waits for the scheduler's word on its nodes and the allocation
 AGAIN = 5.0  # seconds until a step is started again for which the scheduler did not answer
-TROUBLE = 600.0
-"""Seconds for which a scheduler in trouble excuses what it refuses."""
-ANSWERS = 2 * LOOK_PATIENCE
-"""Seconds since its last answer for which a scheduler counts as answering."""
-HANDFUL = 8
-"""Nodes that can plausibly be lost between two reads."""
+TROUBLE = 600.0  # seconds for which a scheduler in trouble excuses what it refuses
+ANSWERS = 2 * LOOK_PATIENCE  # seconds since its last answer for which a scheduler counts as answering
+HANDFUL = 8  # nodes that can plausibly be lost between two reads
 BADNESS: dict[NodeState, int] = {"well": 0, "silent": 1, "lost": 2}
 
 

@@ -11,8 +11,7 @@ from hydragnn.hpo.sampling.tpe import ParzenEstimators
 from hydragnn.hpo.space.parameters import Choices, FloatRange, IntRange, Parameter
 from hydragnn.hpo.space.points import Point, Space, fractions_of, value_at
 
-WIDTH = 1 / 6
-"""First standard deviation, in shares of a range."""
+WIDTH = 1 / 6  # first standard deviation, in shares of a range
 
 
 class CovarianceAdaptation(ParzenEstimators):

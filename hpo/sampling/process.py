@@ -27,8 +27,7 @@ from hydragnn.hpo.sampling.sampler import History, proposals
 from hydragnn.hpo.settings import CampaignSettings
 from hydragnn.hpo.space.points import Point
 
-ATTEMPTS = 3
-"""Processes that are asked the same question."""
+ATTEMPTS = 3  # processes that are asked the same question
 
 
 class SamplerProcess:

@@ -23,11 +23,8 @@ from hydragnn.hpo.space.points import Point, Space, point_key
 PATIENCE = 10.0
 """Seconds that a request waits for the sampler before it gets a random configuration, where several trials can run."""
 
-SLOW = 1.0
-"""Seconds of an answer above which a sampler is asked ahead."""
-
-BATCH = 64
-"""Configurations asked for at once."""
+SLOW = 1.0  # seconds of an answer above which a sampler is asked ahead
+BATCH = 64  # configurations asked for at once
 
 
 Cost = tuple[float | None, float | None]

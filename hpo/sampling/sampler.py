@@ -22,17 +22,10 @@ from hydragnn.hpo.settings import CampaignSettings
 from hydragnn.hpo.space.points import Point, Space, all_points, is_point, point_key, random_point, value_at
 from hydragnn.hpo.trial_configs import MISSES, problem_of
 
-STARTUP = 10
-"""Trials drawn at random before a model of the objective is trusted."""
-
-HISTORY = 300
-"""Largest number of trials in a history."""
-
-DRAWS = 100
-"""Proposals that are invalid or excluded before a sampler counts as exhausted."""
-
-STAND_IN = 1_000_000
-"""First draw of stand-ins; samplers have smaller ones."""
+STARTUP = 10  # trials drawn at random before a model of the objective is trusted
+HISTORY = 300  # largest number of trials in a history
+DRAWS = 100  # proposals that are invalid or excluded before a sampler counts as exhausted
+STAND_IN = 1_000_000  # first draw of stand-ins; samplers have smaller ones
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -150,8 +143,7 @@ SAMPLERS: dict[str, type[Sampler] | str] = {
 }
 """Classes by name; the name of one is imported when it is first used."""
 
-GROUP = "hydragnn.samplers"
-"""Entry-point group of samplers; ``search.sampler`` is the name of an entry."""
+GROUP = "hydragnn.samplers"  # entry-point group of samplers; ``search.sampler`` is the name of an entry
 
 
 def sampler_class(name: str) -> type[Sampler]:

@@ -15,11 +15,8 @@ from hydragnn.hpo.scheduling.scheduler import Trial
 from hydragnn.hpo.space.parameters import Choices, Parameter
 from hydragnn.hpo.space.points import Point, Space, near_point
 
-POPULATION = 20
-"""Trials of a generation."""
-
-VALUED = (TrialState.COMPLETE, TrialState.PRUNED)
-"""States of trials with a value."""
+POPULATION = 20  # trials of a generation
+VALUED = (TrialState.COMPLETE, TrialState.PRUNED)  # states of trials with a value
 
 
 class ParzenEstimators(Sampler):

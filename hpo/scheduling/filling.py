@@ -16,8 +16,7 @@ from hydragnn.hpo.scheduling.sizing import Load, common_ending, fewest_slots, lo
 from hydragnn.hpo.scheduling.state import CommonEnd, State, Trial, remaining, segment, speed_of
 from hydragnn.hpo.scheduling.trouble import num_startable
 
-LOOK = 64
-"""Most trials that start too late and are passed over in search for one that does not."""
+LOOK = 64  # most trials that start too late and are passed over in search for one that does not
 
 CROWD = 128
 """Beyond so many unfinished trials, the common ending is found anew only when their number has changed by a tenth."""
@@ -25,14 +24,9 @@ CROWD = 128
 LATE = 15.0
 """Seconds that an attempt needs at least once its expected end has passed; more when it is later than that, as much as it is late."""
 
-LEAVING = 30.0
-"""Seconds that an attempt loses besides its start where it saves itself to go on elsewhere."""
-
-PAUSE = 0.01
-"""Seconds per running attempt between two looks for one that should have more slots."""
-
-WORTH = 3.0
-"""Factor by which an attempt must gain more from more slots than it loses by moving."""
+LEAVING = 30.0  # seconds that an attempt loses besides its start where it saves itself to go on elsewhere
+PAUSE = 0.01  # seconds per running attempt between two looks for one that should have more slots
+WORTH = 3.0  # factor by which an attempt must gain more from more slots than it loses by moving
 
 
 def fill_slots(state: State, now: float) -> tuple[list[Action], bool]:

@@ -13,20 +13,11 @@ from hydragnn.hpo.scheduling.node_health import NodeEntry, Strike
 from hydragnn.hpo.scheduling.slowness import SLOW
 from hydragnn.hpo.scheduling.state import State, Trial, nodes_of
 
-STRIKES = 2
-"""Attempts that a node disturbs before it is out, however well it answers probes."""
-
-QUARANTINE = 120.0
-"""Seconds until a node that is out is probed again."""
-
-WAIT = 30.0
-"""Seconds for which a node lets another one of the same fault go first."""
-
-FEW = 8
-"""Most nodes that failed together and come back one at a time; more of them would be missed."""
-
-PATIENCE = 600.0
-"""Seconds after which a probe without an answer counts as failed."""
+STRIKES = 2  # attempts that a node disturbs before it is out, however well it answers probes
+QUARANTINE = 120.0  # seconds until a node that is out is probed again
+WAIT = 30.0  # seconds for which a node lets another one of the same fault go first
+FEW = 8  # most nodes that failed together and come back one at a time; more of them would be missed
+PATIENCE = 600.0  # seconds after which a probe without an answer counts as failed
 
 
 def add_strikes(state: State, trial: Trial, suspects: Iterable[str], now: float, *, slow: bool = False) -> list[Action]:

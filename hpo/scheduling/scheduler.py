@@ -39,11 +39,8 @@ from hydragnn.record import Failure, FailureKind
 HOPELESS = 5
 """Trials that fail by themselves before the first success and end the campaign, with as many as still run: the fault is in what all share."""
 
-MOST_PARTS = 16
-"""A batch is computed in so many parts at most; a trial that runs out of memory even so has failed."""
-
-PULSE = 60.0
-"""Seconds after which the passing of time is written down, so that a kill forgets no more of the budget."""
+MOST_PARTS = 16  # a batch is computed in so many parts at most; a trial that runs out of memory even so has failed
+PULSE = 60.0  # seconds after which the passing of time is written down, so that a kill forgets no more of the budget
 
 REASONS: dict[Ending, str] = {
     "hours": "max_hours is used up",

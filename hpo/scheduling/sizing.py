@@ -7,8 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from msgspec import Struct
 
-STEPS = 50
-"""Halvings of the interval in which the common ending is sought; more than a float can tell apart."""
+STEPS = 50  # halvings of the interval in which the common ending is sought; more than a float can tell apart
 
 
 class Mean(Struct, frozen=True):

@@ -15,20 +15,14 @@ from hydragnn.hpo.scheduling.state import State, Trial, speed_of
 SLOW = 2.0
 """Factor over the time before, the forecast or the time elsewhere that is slow; forecasts are off by 30 %, and stragglers take half as long again."""
 
-WINDOW = 100.0
-"""Seconds between two looks, at least, of which a pace is believed."""
+WINDOW = 100.0  # seconds between two looks, at least, of which a pace is believed
 
 LOOKS = 2
 """Looks in a row that find an attempt slow before it moves: by then others were looked at, too, if it is the machine that is slow."""
 
-MOVES = 3
-"""Most moves of a trial between two rungs: then its forecast was wrong."""
-
-SAMPLE = 64
-"""Other attempts that are looked at before one is moved."""
-
-REASON = "slow nodes"
-"""Why an attempt is cancelled that moves."""
+MOVES = 3  # most moves of a trial between two rungs: then its forecast was wrong
+SAMPLE = 64  # other attempts that are looked at before one is moved
+REASON = "slow nodes"  # why an attempt is cancelled that moves
 
 
 def move_if_slow(state: State, trial: Trial) -> list[Action]:

@@ -18,8 +18,7 @@ TOGETHER = 8
 PAUSE = 30.0
 """Seconds without a start after each failure in an outage; then ``TOGETHER`` attempts at most run at a time."""
 
-LONGEST = 1200.0
-"""Seconds of an outage after which all may start again; before the first success: the end of hope."""
+LONGEST = 1200.0  # seconds of an outage after which all may start again; before the first success: the end of hope
 
 
 def note_failure(state: State, trial: Trial, event: Failed, now: float) -> bool:

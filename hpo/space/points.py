@@ -16,8 +16,7 @@ from hydragnn.hpo.space.parameters import Choice, Choices, FloatRange, IntRange,
 Point = dict[str, Any]
 """Values of the active parameters by configuration path."""
 
-NUMBER = "run"
-"""The parameter that numbers given runs."""
+NUMBER = "run"  # the parameter that numbers given runs
 
 ENUMERATED = 4096
 

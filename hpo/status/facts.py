@@ -24,8 +24,7 @@ from hydragnn.hpo.status.timeline import FaultRow, NodeHours, TimelineBuilder, l
 
 AnyTrial = TypeVar("AnyTrial", bound=Trial)
 
-SILENT = 180.0
-"""Seconds without a line after which the controller counts as gone."""
+SILENT = 180.0  # seconds without a line after which the controller counts as gone
 
 ENDINGS: dict[str, str] = {
     "finished": "all trials done",

@@ -33,26 +33,13 @@ from hydragnn.hpo.status.facts import (
 from hydragnn.hpo.status.timeline import USES, FaultRow, TimelineBuilder, local_nodes, short
 from hydragnn.record import read_record
 
-FRONT = 8
-"""Trials of a front that a status names."""
-
-ROWS = 12
-"""Running trials shown at once."""
-
-REASONS = 5
-"""Reasons of failed trials that are shown, of one kind of fault."""
-
-PAUSE = 0.5
-"""Seconds between two views of the campaign, at least."""
-
-BUSY = 0.05
-"""Part of the time that views may take."""
-
-INTERVAL = 2.0
-"""Seconds between two looks at the journal."""
-
-NO_LOSS = 10_000
-"""Nodes at half of the speed from which no loss is measurable."""
+FRONT = 8  # trials of a front that a status names
+ROWS = 12  # running trials shown at once
+REASONS = 5  # reasons of failed trials that are shown, of one kind of fault
+PAUSE = 0.5  # seconds between two views of the campaign, at least
+BUSY = 0.05  # part of the time that views may take
+INTERVAL = 2.0  # seconds between two looks at the journal
+NO_LOSS = 10_000  # nodes at half of the speed from which no loss is measurable
 
 WORDS: dict[str, str] = {
     "running": "running",

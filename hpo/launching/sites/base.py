@@ -13,8 +13,7 @@ NodeState = Literal["well", "silent", "lost"]
 NodeStates = dict[str, NodeState]
 """States by short names of nodes; a node without news is missing."""
 
-PACK_NODES = 128
-"""Nodes of one resident step at most; 9,408 nodes are 74 steps."""
+PACK_NODES = 128  # nodes of one resident step at most; 9,408 nodes are 74 steps
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

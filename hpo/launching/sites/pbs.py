@@ -19,8 +19,7 @@ from hydragnn.hpo.launching.allocation import Allocation, Node, Run
 from hydragnn.hpo.launching.sites import practice
 from hydragnn.hpo.launching.sites.base import Batch, Evidence, Machine, NodeStates, Site, Step, short_name
 
-_OVER = frozenset("EFHMQWX")
-"""States of a job without nodes."""
+_OVER = frozenset("EFHMQWX")  # states of a job without nodes
 
 _SCRIPT = """{% extends "job.sh.j2" %}
 {% block directives %}

@@ -12,8 +12,7 @@ from hydragnn.hpo.launching.sites.local import Local
 from hydragnn.hpo.launching.sites.pbs import Mpiexec
 from hydragnn.hpo.launching.sites.slurm import Slurm
 
-GROUP = "hydragnn.sites"
-"""Entry-point group in which packages announce sites by name."""
+GROUP = "hydragnn.sites"  # entry-point group in which packages announce sites by name
 
 SITES: dict[str, type[Site]] = {site.name: site for site in (Flux, Slurm, Mpiexec, Local)}
 """Sites by name.
