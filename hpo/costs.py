@@ -62,26 +62,17 @@ class CostLaw:
         return math.exp(min(max(logarithm, self.low - BEYOND), self.high + BEYOND))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CostModel:
-    """Cost model of trials; a function of the measurements."""
-
-    seconds: CostLaw | None = None
-    """Seconds per epoch on one slot; None below four measurements."""
-    scaling: float | None = None
-    """Slots at which half of the speed is lost; None where no trial ran on several sizes."""
-    measured: int = 0
-    """Trials that the model was fitted to."""
-
-
 class Estimates:
     """Expected costs of the next trials, fitted again as measurements grow."""
 
     def __init__(self, space: Space) -> None:
-        self._space = space
-        self._model = CostModel()
+        self._space, self._fitted = space, 0
         self._measured: dict[int, None] = {}
         self._sizes: list[Sized] = []
+        self.law: CostLaw | None = None
+        """Seconds per epoch on one slot; None below four measurements."""
+        self.scaling: float | None = None
+        """Slots at which half of the speed is lost; None where no trial ran on several sizes."""
 
     def follow(self, event: Event, after: State) -> None:
         """Note the cost of a segment that an event ended."""
@@ -95,30 +86,23 @@ class Estimates:
             as_fastest = speed_of(after.plan, trial.slots) / len(trial.slots)
             self._sizes.append(Sized(trial=event.trial, slots=len(trial.slots), seconds=seconds / epochs * as_fastest))
 
-    def model(self, state: State) -> CostModel:
-        """Return the model, fitted again where enough was measured since."""
+    def fit(self, state: State) -> None:
+        """Fit again where enough was measured since."""
         count = len(self._measured)
-        if count >= FEWEST and count > GROWTH * self._model.measured:
+        if count >= FEWEST and count > GROWTH * self._fitted:
             measured = [state.trials[number] for number in list(self._measured)]
             history = [(trial.values, trial.work) for trial in measured if trial.work is not None]
-            law, scaling = law_of(history, self._space), scaling_of(list(self._sizes))
-            self._model = CostModel(seconds=law, scaling=scaling, measured=len(history))
-        return self._model
+            self.law, self.scaling = law_of(history, self._space), scaling_of(list(self._sizes))
+            self._fitted = len(history)
 
     @property
     def measured(self) -> int:
         """Number of measured trials."""
         return len(self._measured)
 
-    def of(self, state: State, values: Point) -> tuple[float | None, float | None]:
+    def of(self, values: Point) -> tuple[float | None, float | None]:
         """Return seconds per epoch on one slot, and the scaling, or None."""
-        self.model(state)
-        return self.known(values)
-
-    def known(self, values: Point) -> tuple[float | None, float | None]:
-        """The same from the latest model, at once."""
-        law = self._model.seconds
-        return None if law is None else law(values), self._model.scaling
+        return None if self.law is None else self.law(values), self.scaling
 
 
 def law_of(history: Sequence[tuple[Point, float]], space: Space) -> CostLaw | None:

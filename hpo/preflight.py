@@ -1,14 +1,16 @@
 """Checks before the first trial of a campaign."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from copy import deepcopy
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from hydragnn.base.errors import InputError, about
 from hydragnn.base.files import check_own, check_utf8, write_sealed
 from hydragnn.base.machine import visible_gpus
-from hydragnn.base.places import text_of
+from hydragnn.base.places import StorePlace, stores_from_json, text_of
 from hydragnn.base.settings import refuse_idle
 from hydragnn.config import AnyConfig, BranchSettings
 from hydragnn.datasets import open_store
@@ -25,7 +27,6 @@ from hydragnn.hpo.settings import CampaignSettings, campaign_settings
 from hydragnn.hpo.space.able import check_model
 from hydragnn.hpo.space.parameters import place_of
 from hydragnn.hpo.space.points import Point, Space, check_conditions, ends_of
-from hydragnn.hpo.stores import check_stores, fingerprints_of, places_of, without_places
 from hydragnn.hpo.trial_configs import check_space, check_values, valid_configs
 from hydragnn.hpo.warm import first_points
 from hydragnn.runs.cutoff import check_cutoff
@@ -304,3 +305,40 @@ def _check_unchanged(settings: CampaignSettings, saved: CampaignSettings) -> Non
             f"{settings.source}: the campaign was begun with other settings ({', '.join(changed[:3])}); "
             f"restore them, or begin in another folder (may change: {', '.join(EXTENSIBLE)})"
         )
+
+
+def places_of(settings: CampaignSettings) -> list[tuple[str, StorePlace]]:
+    """Return branch and place of every store."""
+    tables = [run.config.to_json() for run in settings.runs] or [settings.base]
+    sections = [section for table in tables for section in table.get("branches") or [table]]
+    return [
+        (section.get("name", ""), stores_from_json(section["data"]["store"]))
+        for section in sections
+        if "data" in section
+    ]
+
+
+def fingerprints_of(settings: CampaignSettings) -> dict[str, str]:
+    """Fingerprint of every store by its path."""
+    places = {text_of(place): place for _, place in places_of(settings)}
+    return {name: open_store(places[name]).fingerprint for name in sorted(places)}
+
+
+def check_stores(now: CampaignSettings, saved: CampaignSettings, fingerprints: Mapping[str, str], out: Path) -> None:
+    """Raise InputError where a store has other graphs than before."""
+    for (_, before), (_, place) in zip(places_of(saved), places_of(now)):
+        if open_store(place).fingerprint != fingerprints.get(text_of(before)):
+            was = "" if place == before else f" (that was {text_of(before)})"
+            raise InputError(
+                f"{now.source}: the store {text_of(place)} holds other graphs than the one{was} with which the campaign in {out} began; give "
+                "that store or a copy of it, or begin in another folder"
+            )
+
+
+def without_places(settings: CampaignSettings) -> dict[str, Any]:
+    """The settings as JSON in which no place of a store stands."""
+    table = deepcopy(settings.to_json())
+    for part in (table, *(run["config"] for run in table.get("runs", []))):
+        for section in (part, *part.get("branches", [])):
+            section["data"] = {key: value for key, value in section.get("data", {}).items() if key != "store"}
+    return table

@@ -22,7 +22,7 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from hydragnn.base.errors import InputError
 from hydragnn.base.files import open_regular
-from hydragnn.hpo.sampling.optuna_trials import distribution, optuna_value
+from hydragnn.hpo.sampling.tpe import distribution, optuna_value
 from hydragnn.hpo.scheduling.events import Event, Proposed, Reached, Settle
 from hydragnn.hpo.scheduling.scheduler import State, Trial
 from hydragnn.hpo.space.points import Space

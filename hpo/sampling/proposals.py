@@ -103,7 +103,7 @@ class Proposals:
         if not late and not self._last.silent:
             return None
         drawn = stand_in(self._settings, history_of(self._settings, self._space, state), number, self._known.keys())
-        return None if drawn is None else self._proposed(number, drawn, self._estimates.known(drawn), "stand-in")
+        return None if drawn is None else self._proposed(number, drawn, self._estimates.of(drawn), "stand-in")
 
     def close(self) -> None:
         """End the sampler."""
@@ -141,8 +141,9 @@ class Proposals:
             points = self._process.ask(history, first, count, excluded)
         else:
             points = proposals(self._settings, history, first, count, set(excluded))
+        self._estimates.fit(state)
         return Answer(
-            points=[(point, self._estimates.of(state, point)) for point in points or []],
+            points=[(point, self._estimates.of(point)) for point in points or []],
             exhausted=points is not None and len(points) < count,
             silent=points is None,
             seconds=time.monotonic() - begun,

@@ -5,15 +5,16 @@ from collections.abc import Container, Iterable
 from typing import Any
 
 import optuna
-from optuna.distributions import CategoricalDistribution
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.storages import InMemoryStorage
 from optuna.trial import FrozenTrial, TrialState
 
-from hydragnn.hpo.sampling.optuna_trials import Distributions, distribution, optuna_value
 from hydragnn.hpo.sampling.sampler import DRAWS, History, Sampler, foreseen
 from hydragnn.hpo.scheduling.scheduler import Trial
-from hydragnn.hpo.space.parameters import Choices, Parameter
+from hydragnn.hpo.space.parameters import Choice, Choices, IntRange, Parameter
 from hydragnn.hpo.space.points import Point, Space, near_point
+
+Distributions = dict[str, BaseDistribution]
 
 POPULATION = 20  # trials of a generation
 VALUED = (TrialState.COMPLETE, TrialState.PRUNED)  # states of trials with a value
@@ -166,3 +167,26 @@ def _suggest(space: Space, study: optuna.Study, request: FrozenTrial, groups: It
         return value
 
     return space.point(value_of)
+
+
+def distribution(parameter: Parameter) -> BaseDistribution:
+    """Return the parameter's range; lists become their text."""
+    if isinstance(parameter, Choices):
+        return CategoricalDistribution([optuna_value(parameter, choice) for choice in parameter.choices])
+    if isinstance(parameter, IntRange):
+        high = parameter.high - (parameter.high - parameter.low) % parameter.step
+        return IntDistribution(parameter.low, high, log=parameter.log, step=parameter.step)
+    top = parameter.high
+    if parameter.step is not None:
+        top = parameter.low + int((top - parameter.low) / parameter.step + 1e-9) * parameter.step
+    return FloatDistribution(parameter.low, top, log=parameter.log, step=parameter.step)
+
+
+def optuna_value(parameter: Parameter, value: Choice) -> Any:
+    """Return a value as Optuna takes it.
+
+    >>> optuna_value(Choices(choices=[[64], [64, 64]]), [64, 64])
+    '[64, 64]'
+    """
+    alike = isinstance(parameter, Choices) and parameter.choices.count(value) > 1  # true and 1
+    return str(value) if isinstance(parameter, Choices) and (alike or isinstance(value, list)) else value

@@ -11,8 +11,7 @@ from hydragnn.hpo.settings import CampaignSettings
 from hydragnn.hpo.simulation.assumptions import Assumptions
 from hydragnn.hpo.simulation.campaign import Finish, VirtualCampaign
 from hydragnn.hpo.simulation.courses import CourseOf, drawn_courses
-from hydragnn.hpo.simulation.ledger import Ledger
-from hydragnn.hpo.simulation.world import Scenario
+from hydragnn.hpo.simulation.world import Ledger, Scenario
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

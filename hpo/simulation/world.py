@@ -5,7 +5,7 @@ import math
 import random
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from hydragnn.hpo.launching.progress import FIRST_LOOK, next_look
@@ -26,7 +26,6 @@ from hydragnn.hpo.scheduling.events import (
 from hydragnn.hpo.scheduling.scheduler import MACHINE_FAULTS
 from hydragnn.hpo.simulation.assumptions import Assumptions
 from hydragnn.hpo.simulation.courses import Course, CourseOf
-from hydragnn.hpo.simulation.ledger import Ledger
 from hydragnn.hpo.simulation.machine import Fate, NodeFault, Pace, bad_nodes, fate_of, is_storm, node_faults
 from hydragnn.record import FailureKind
 
@@ -109,6 +108,36 @@ class VirtualAttempt:
             return float(self.action.until)
         reached = min(self.base + trained / self.epoch_seconds, self.action.until) if trained else self.base
         return reached if outcome.saved else max(self.base, float(math.floor(reached + 1e-9)))
+
+
+@dataclass(slots=True)
+class Ledger:
+    """Slot-seconds by trial; useful until the trial is discarded."""
+
+    shares: int = 1
+    """Slots per node."""
+    useful: dict[int, float] = field(default_factory=lambda: defaultdict(float))
+    wasted: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    trained: float = 0.0
+    """Slot-seconds of training."""
+    allocated: float = 0.0
+
+    def waste(self, cause: str, slot_seconds: float) -> None:
+        """Book time that brought nothing."""
+        self.wasted[cause] += max(0.0, slot_seconds)
+
+    def discard(self, trial: int) -> None:
+        """Count the work of a trial as not kept."""
+        self.wasted["not kept"] += self.useful.pop(trial, 0.0)
+
+    def balance(self) -> dict[str, float]:
+        """Node-hours by cause, ``useful`` first; their sum is what was allocated.
+
+        ``idle`` includes dead nodes, probes and quarantine.
+        """
+        hours = {"useful": sum(self.useful.values()), **self.wasted}
+        hours["idle"] = self.allocated - sum(hours.values())
+        return {cause: value / (3600.0 * self.shares) for cause, value in hours.items()}
 
 
 class World:

@@ -220,14 +220,15 @@ class Follower:
     def status(self) -> CampaignStatus:
         """Return the status as far as the journal was read."""
         with young_garbage_only():
-            model = self._estimates.model(self.builder.state)
-            law = model.seconds
+            estimates = self._estimates
+            estimates.fit(self.builder.state)
+            error = estimates.law.error if estimates.law else None
             silence = max(0.0, self._clock() - self._last) if self._last else 0.0
             return replace(
                 status_of(self.builder, self._folder, self._last, silence),
                 sampler=self.sampler,
                 objectives=self._objectives,
-                costs=Costs(measured=self._estimates.measured, error=law.error if law else None, scaling=model.scaling),
+                costs=Costs(measured=estimates.measured, error=error, scaling=estimates.scaling),
             )
 
 

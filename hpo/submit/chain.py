@@ -26,10 +26,9 @@ from hydragnn.hpo.journal import NAME as JOURNAL
 from hydragnn.hpo.journal import replay
 from hydragnn.hpo.launching.allocation import output_of
 from hydragnn.hpo.launching.sites import Batch, machine_named
-from hydragnn.hpo.preflight import as_begun, check_campaign, check_folder, is_begun
+from hydragnn.hpo.preflight import as_begun, check_campaign, check_folder, is_begun, places_of
 from hydragnn.hpo.settings import CampaignSettings, read_campaign
 from hydragnn.hpo.space.points import space_of
-from hydragnn.hpo.stores import places_of
 
 NAME = "jobs/chain.json"
 MARGIN = 60  # seconds between the last save and the end of the walltime

@@ -30,8 +30,8 @@ import numpy as np
 import optuna
 
 from hydragnn.hpo.sampling import sampler as samplers
-from hydragnn.hpo.sampling.optuna_trials import distribution
 from hydragnn.hpo.sampling.sampler import history_of, proposals
+from hydragnn.hpo.sampling.tpe import distribution
 from hydragnn.hpo.scheduling.events import Opened, Plan, Proposed, Reached
 from hydragnn.hpo.scheduling.scheduler import State, decide
 from hydragnn.hpo.settings import campaign_settings

@@ -15,7 +15,6 @@ from hydragnn.hpo.simulation.assumptions import Assumptions
 from hydragnn.hpo.simulation.campaign import Finish
 from hydragnn.hpo.simulation.courses import Course, CourseOf
 from hydragnn.hpo.simulation.figures import Figures, best_of, common_figures, final_scenario
-from hydragnn.hpo.simulation.ledger import Ledger
 from hydragnn.hpo.simulation.machine import (
     Fate,
     Pace,
@@ -24,7 +23,7 @@ from hydragnn.hpo.simulation.machine import (
     is_storm,
     node_faults,
 )
-from hydragnn.hpo.simulation.world import Scenario
+from hydragnn.hpo.simulation.world import Ledger, Scenario
 
 MACHINE, OWN = "lost to machine faults", "own failures"
 

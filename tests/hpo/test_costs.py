@@ -110,11 +110,11 @@ def test_what_segments_measured_becomes_the_model() -> None:
     for now, event in campaign.events:
         decide(state, event, now)
         estimates.follow(event, state)
-    model = estimates.model(state)
-    assert estimates.measured == model.measured == 12
-    assert model.scaling == pytest.approx(8.0, rel=0.05)
-    work, scaling = estimates.of(state, {"model.hidden_dim": 4})
-    assert work == pytest.approx(4.0, rel=0.3) and scaling == model.scaling
+    estimates.fit(state)
+    assert estimates.measured == 12
+    assert estimates.scaling == pytest.approx(8.0, rel=0.05)
+    work, scaling = estimates.of({"model.hidden_dim": 4})
+    assert work == pytest.approx(4.0, rel=0.3) and scaling == estimates.scaling
 
 
 @given(scaling=st.floats(1.0, 500.0), seed=st.integers(0, 10_000))

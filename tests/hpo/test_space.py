@@ -21,8 +21,8 @@ from hydragnn.datasets import StoreWriter
 from hydragnn.graphs import ATOMIC_NUMBERS_FIELD, Field, graph_from_arrays
 from hydragnn.hpo import CampaignSettings, campaign_settings, run_search
 from hydragnn.hpo.preflight import as_begun, check_campaign, check_folder, open_campaign, write_settings
-from hydragnn.hpo.sampling.optuna_trials import distribution, optuna_value
 from hydragnn.hpo.sampling.sampler import SAMPLERS, History, proposals
+from hydragnn.hpo.sampling.tpe import distribution, optuna_value
 from hydragnn.hpo.scheduling.scheduler import Trial
 from hydragnn.hpo.space.default import TRAINING
 from hydragnn.hpo.space.parameters import Choices, FloatRange, IntRange
