@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from hydragnn.base.errors import InputError, about, words_of
+from hydragnn.base.errors import InputError, about, own_code
 from hydragnn.datasets.sources.base import BuildSettings, Make, MakerOfMany, made, made_together, nodes_of
 from hydragnn.datasets.sources.fields import FieldSettings
 from hydragnn.datasets.sources.labels import Labels, parted_settings
@@ -139,10 +139,8 @@ def _transformed(graph: GraphBatch, reference: str) -> GraphBatch:
     """Return a user's transform of a graph; InputError where it fails."""
     function = transform_function(reference)
     assert function is not None
-    try:
+    with own_code(f"transform {reference}", "repair it, or the file"):
         changed = function(graph.mapped(torch.clone))  # whose arrays may be the user's, or shared by graphs
-    except Exception as error:  # whatever the user's code raises
-        raise InputError(f"transform {reference} failed: {words_of(error)}; repair it, or the file") from error
     if not isinstance(changed, GraphBatch) or len(changed) != 1:
         raise InputError(f"transform {reference} returned {changed!r:.80}; return a GraphBatch of one graph")
     return changed.with_texts(graph.texts) if changed.texts.keys() != graph.texts.keys() else changed

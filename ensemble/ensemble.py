@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from hydragnn.base.arguments import usual_modes
 from hydragnn.base.errors import InputError, about
 from hydragnn.base.files import digest, read_sealed
 from hydragnn.base.imports import allow_code as _allow_code
@@ -316,6 +317,7 @@ class Ensemble(Shown):
         inputs = [one.name for one in self.inputs if one.name in available or one.name not in self.optional]
         return [*inputs, *(name for name in (ATOMIC_NUMBERS,) if name in available and name not in inputs)]
 
+    @usual_modes()
     def predict(self, source: Any) -> Predictions:
         """Predict every graph of a batch, a store or structures.
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import Discriminator, Field, Tag
 
-from hydragnn.base.errors import InputError, words_of
+from hydragnn.base.errors import InputError, own_code
 from hydragnn.base.imports import REFERENCE, function_named
 from hydragnn.base.settings import Settings
 from hydragnn.hpo.fronts import Bounds
@@ -160,13 +160,9 @@ def _own_value(record: RunRecord, objective: str, epochs: int | None) -> float |
     """Return a user's function of the record, which ends after ``epochs`` epochs."""
     function = function_named(objective, where=f"search.objective = {objective!r}", noun="number of a record")
     seen = record if epochs is None or epochs >= record.epochs else _cut(record, epochs)
-    try:
+    name = f"search.objective = {objective!r}, on the record of a trial after {seen.epochs} epochs,"
+    with own_code(name, "repair it, and continue with --resume"):
         value = float(function(seen))
-    except Exception as error:  # whatever the user's code raises
-        raise InputError(
-            f"search.objective = {objective!r} failed on the record of a trial after {seen.epochs} epochs: {words_of(error)}; repair it, and "
-            "continue with --resume"
-        ) from error
     return value if math.isfinite(value) else None
 
 

@@ -13,7 +13,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from hydragnn.base.errors import InputError, words_of
+from hydragnn.base.errors import InputError, own_code
 from hydragnn.base.terminal import PlainConsole
 from hydragnn.hpo.controller import trial_folder
 from hydragnn.hpo.folder import SAMPLER_LOG
@@ -99,12 +99,8 @@ class CampaignView:
         self._news = self._news or isinstance(event, Reached | Failed)
         if self._callback is not None and self._news and (state.closed or self._clock() >= self._next_call):
             self._news, (status, self._next_call) = False, self._status()
-            try:
+            with own_code("the callback of the search", "repair it, and continue with resume"):
                 self._callback(status)
-            except Exception as error:  # whatever the user's code raises
-                raise InputError(
-                    f"the callback of the search failed: {words_of(error)}; repair it, and continue with resume"
-                ) from error
 
     def _draw(self, live: Live) -> None:
         if self._now:

@@ -2,7 +2,9 @@
 
 import inspect
 import math
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import wraps
 from numbers import Integral, Real
 from pathlib import Path
@@ -36,7 +38,7 @@ def check_arguments(function: Callable[P, T]) -> Callable[P, T]:
     """Return a function that checks the types of its arguments.
 
     InputError where one is not of the type, or outside of the range, that is named. Numbers of numpy become those of Python.
-    Modules in ``allow_code`` are allowed, and ``workers`` are workers.
+    Modules in ``allow_code`` are allowed, and ``workers`` are workers. Modes of torch around the call change no result.
     """
     signature = inspect.signature(function)
 
@@ -49,11 +51,38 @@ def check_arguments(function: Callable[P, T]) -> Callable[P, T]:
             _check_range(name, value, annotation)
             if name in CHECKS:
                 CHECKS[name](value)
-        return function(*bound.args, **bound.kwargs)
+        with usual_modes():
+            return function(*bound.args, **bound.kwargs)
 
     plain = [one.replace(annotation=_without_notes(one.annotation)) for one in signature.parameters.values()]
     with_checks.__signature__ = signature.replace(parameters=plain)  # type: ignore[attr-defined]  # as help() shows it
     return with_checks
+
+
+@contextmanager
+def usual_modes() -> Iterator[None]:
+    """Leave modes of torch that callers set, and undo those set inside.
+
+    >>> import torch
+    >>> with torch.inference_mode(), usual_modes(): torch.is_inference_mode_enabled(), torch.is_grad_enabled()
+    (False, True)
+    """
+    torch = sys.modules.get("torch")
+    if torch is None:
+        yield
+        return
+    dtype = torch.get_default_dtype()
+    with ExitStack() as modes:
+        modes.callback(torch.set_default_dtype, dtype)
+        torch.set_default_dtype(torch.float32)
+        modes.enter_context(torch.inference_mode(False))
+        modes.enter_context(torch.enable_grad())
+        for kind in ("cpu", "cuda"):
+            if torch.is_autocast_enabled(kind):
+                modes.enter_context(torch.autocast(kind, enabled=False))
+        if torch.get_default_device().type != "cpu":  # a context costs time per operation
+            modes.enter_context(torch.device("cpu"))
+        yield
 
 
 def _without_notes(annotation: Any) -> Any:

@@ -68,7 +68,12 @@ def wants_memory(error: BaseException | None) -> bool:
     """
     while error is not None:
         words = str(error).lower()
-        if isinstance(error, MemoryError) or "failed to map segment" in words or "allocate memory" in words:
+        if (
+            isinstance(error, MemoryError)
+            or "failed to map segment" in words
+            or "allocate memory" in words
+            or "out of memory" in words
+        ):
             return True
         error = error.__cause__ or error.__context__
     return False
@@ -128,6 +133,26 @@ def as_input_error(problem: str, move: str) -> Iterator[None]:
         raise InputError(f"{problem} ({words_of(error):.300}); {move}") from error
 
 
+@contextmanager
+def own_code(name: str, move: str = "repair it") -> Iterator[None]:
+    """Turn what a user's code raises in the block into InputError.
+
+    Errors of memory pass, since smaller batches can help.
+
+    >>> with own_code("loss acme:huber"): raise SystemExit(0)
+    Traceback (most recent call last):
+    hydragnn.base.errors.InputError: loss acme:huber failed: SystemExit: 0; repair it
+    """
+    try:
+        yield
+    except Interrupted:
+        raise
+    except (Exception, SystemExit) as error:
+        if wants_memory(error):
+            raise
+        raise InputError(f"{name} failed: {words_of(error)}; {move}") from error
+
+
 def print_note(sentence: str) -> None:
     """Print a note to stderr."""
     print(f"note: {sentence}", file=sys.stderr, flush=True)
@@ -144,5 +169,5 @@ def as_note(subject: str, tell: Callable[[str], object] = print_note) -> Iterato
         yield
     except Interrupted:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         tell(f"{subject}: {words_of(error)}".removeprefix(": "))

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hydragnn.base.arguments import usual_modes
 from hydragnn.base.clock import Clock, phase
 from hydragnn.base.errors import InputError, Interrupted, as_note, nearest, words_of
 from hydragnn.base.files import write_json
@@ -252,7 +253,7 @@ class RunCallback:
                         ) from error
             return added
 
-        with state.parameters.swap_in_eval_parameters(), keep_beating(self.heartbeat), torch.enable_grad():
+        with state.parameters.swap_in_eval_parameters(), keep_beating(self.heartbeat), usual_modes():
             return first_ranks_value(numbers, self.ranks)
 
     def view(self, state: TrainState, values: Values, moment: str) -> RunView:

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from hydragnn.base.errors import InputError, words_of
+from hydragnn.base.errors import InputError, own_code
 from hydragnn.base.imports import function_of_kind
 from hydragnn.graphs.batch import GraphBatch, volumes
 from hydragnn.kernels import segment_sum
@@ -35,20 +35,31 @@ def point_loss(name: str) -> Callable[[Tensor], Tensor]:
     loss = function_of_kind(name, POINT_LOSSES, group=LOSS_GROUP, where=f"heads.loss = {name!r}", noun="loss")
     if name in POINT_LOSSES:
         return loss
-    errors = torch.linspace(-3.0, 3.0, 7, requires_grad=True)
-    try:
-        values = loss(errors)
+
+    def checked_loss(error: Tensor) -> Tensor:
+        shape = tuple(error.shape)
+        with own_code(f"heads.loss = {name!r}, for errors of shape {shape},"):
+            values = loss(error)
+        if not isinstance(values, Tensor) or values.numel() != error.numel():
+            what = f"shape {tuple(values.shape)}" if isinstance(values, Tensor) else f"a {type(values).__name__}"
+            raise InputError(f"heads.loss = {name!r} gives {what} for errors of shape {shape}; return a loss for each")
+        if torch.is_grad_enabled() and error.requires_grad and not values.requires_grad:
+            raise InputError(
+                f"heads.loss = {name!r} gives numbers without a slope; compute with tensors of torch alone"
+            )
+        return values
+
+    with torch.enable_grad():
+        errors = torch.linspace(-3.0, 3.0, 7, requires_grad=True)
+        values = checked_loss(errors)
         slope = torch.autograd.grad(values.sum(), errors)[0]
-    except Exception as error:  # whatever the user's code raises
-        raise InputError(f"heads.loss = {name!r} fails for errors from -3 to 3: {words_of(error)}") from error
-    if values.shape != errors.shape or not bool(values.isfinite().all() and slope.isfinite().all() and slope.any()):
+    if not bool(values.isfinite().all() and slope.isfinite().all() and slope.any()):
         raise InputError(
-            f"heads.loss = {name!r} gives no number with a slope per error (shape {tuple(values.shape)} for {tuple(errors.shape)}, slopes "
-            f"{slope.tolist()}); return a tensor of the errors' shape that is smooth at 0"
+            f"heads.loss = {name!r} has no finite slope for errors from -3 to 3 ({slope.tolist()}); return one that is smooth at 0"
         )
     if values[3] > values.min():
         raise InputError(f"heads.loss = {name!r} is {values.tolist()} for errors from -3 to 3; it must be least at 0")
-    return loss
+    return checked_loss
 
 
 def label_norms(batch: GraphBatch, name: str) -> Float[Tensor, " graphs"]:

@@ -316,6 +316,14 @@ OTHERS: dict[str, Any] = {"has cutoff = 5.0, the": ({}, {"cutoff": 5.0}), "chang
 OTHERS |= {"means .* by energy": ({"unit": "Hartree"}, PLAIN), "has no field energy": ({"name": "enthalpy"}, PLAIN)}
 
 
+class Doubled(torch.nn.Module):
+    """A layer around a module, which torch's wrappers resemble."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+
 def test_a_saved_module_predicts_as_it_did(runs: list[Path], store: MemoryStore, tmp_path: Path) -> None:
     few, member = store[:24], hydragnn.load(runs[0]).members[0]
     data = member.config.data.model_copy(update={"store": written(tmp_path / "training.h5", store[:], **PLAIN)})
@@ -331,7 +339,16 @@ def test_a_saved_module_predicts_as_it_did(runs: list[Path], store: MemoryStore,
     refused("the module has node_inputs.gate", hydragnn.save, module, out)
     module = model.trainable()
     module.models[0].node_inputs.register_forward_hook(lambda layer, inputs, states: states * 9)
-    refused("predicts energy otherwise than a new one with its weights", hydragnn.save, module, out)
+    refused("predicts otherwise than a new one with its weights", hydragnn.save, module, out)
+    module = model.trainable()
+    module.register_forward_hook(lambda layer, inputs, values: {name: value * 2 for name, value in values.items()})
+    refused("predicts otherwise than a new one with its weights", hydragnn.save, module, out)
+    module = model.trainable()
+    module.models[0].forward = lambda batch: batch.lost  # type: ignore[method-assign]
+    refused("the module failed: AttributeError: .* repair it", hydragnn.save, module, out)
+    refused("save takes what", hydragnn.save, Doubled(model.trainable()), out)
+    with torch.inference_mode():
+        hydragnn.save(torch.nn.DataParallel(model.trainable().bfloat16()), tmp_path / "coarse")
     module = model.trainable().double().train()
     with torch.no_grad():
         [parameter.add_(1e-9) for parameter in module.parameters()]

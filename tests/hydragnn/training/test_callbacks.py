@@ -72,6 +72,7 @@ def in_hartree() -> MemoryStore:
 def meddle(run: RunView) -> None:
     torch.manual_seed(1)
     torch.set_grad_enabled(False)
+    torch.set_default_dtype(torch.float64)
     random.seed(1)
     predictions, labels = run.predict()["energy"]
     predictions.zero_()

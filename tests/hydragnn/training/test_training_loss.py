@@ -1,6 +1,7 @@
 """Losses and errors are sums over present labels, of numbers and of classes; parts and ranks merge without loss."""
 
 import math
+import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
@@ -300,8 +301,10 @@ def test_the_trivial_predictor_is_the_best_constant_of_the_training_part(referen
     ("loss", "words"),
     [
         (lambda error: -error.abs(), "must be least at 0"),
-        (lambda error: error.mean(), "no number with a slope per error"),
-        (lambda error: error.detach(), "fails for errors from -3 to 3"),
+        (lambda error: error.mean(), r"gives shape \(\) for errors of shape \(7,\); return a loss for each"),
+        (lambda error: error.detach(), "without a slope"),
+        (lambda error: error.sqrt(), "no finite slope"),
+        (lambda error: sys.exit(0), r"for errors of shape \(7,\), failed: SystemExit: 0; repair it"),
         (lambda error: torch.relu(error.abs() - 1), ""),
     ],
 )
@@ -311,3 +314,14 @@ def test_a_loss_of_ones_own_is_least_without_an_error(
     monkeypatch.setattr("hydragnn.training.loss.function_of_kind", lambda *_, **__: loss)
     with pytest.raises(InputError, match=words) if words else nullcontext():
         point_loss.__wrapped__("acme:loss")
+
+
+def test_a_loss_of_ones_own_is_checked_in_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    late = {2: lambda error: error.mean(), 3: lambda error: None, 4: lambda error: error.outer(error)}
+    loss = lambda error: late.get(len(error), torch.square)(error)  # noqa: E731
+    monkeypatch.setattr("hydragnn.training.loss.function_of_kind", lambda *_, **__: loss)
+    with torch.no_grad():  # where validation is the first to ask
+        checked = point_loss.__wrapped__("acme:loss")
+    for length in late:
+        with pytest.raises(InputError, match=r"heads.loss = 'acme:loss' gives .*; return a loss for each"):
+            checked(torch.ones(length))
