@@ -7,6 +7,7 @@ No attempt outlives its controller, works before the journal has it, or has a su
 
 import signal
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from hydragnn.base.environment import environment
 from hydragnn.base.errors import InputError
@@ -70,8 +71,8 @@ class LocalLauncher(PackLauncher):
         for identity in identities:
             end_process(identity, self.ending)
 
-    def _worker_options(self, nodes: tuple[str, ...]) -> list[str]:
-        return ["--ranks", str(self.ranks)]
+    def _worker_options(self, nodes: tuple[str, ...]) -> dict[str, Any]:
+        return {"ranks": self.ranks}
 
     def _environment_of(self, nodes: tuple[str, ...]) -> dict[str, str]:
         variables = {**self._environment, **self._gpus.get(nodes[0], {})}

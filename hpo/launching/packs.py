@@ -197,14 +197,14 @@ class PackLauncher(Launcher):
 
     def _new_pack(self, nodes: tuple[str, ...]) -> None:
         cores, gpus = self._allocation.least(nodes)
-        options = ["--nodes", ",".join(nodes), "--shares", str(self._shares[nodes[0]])]
-        options += ["--hang-seconds", str(self._limits.hang_seconds)]
+        options = {"nodes": nodes, "shares": self._shares[nodes[0]], "hang_seconds": self._limits.hang_seconds}
+        words = json.dumps(options | self._worker_options(nodes), separators=(",", ":"))
         step = Step(
             name=f"pack-{os.getpid()}-{next(self._numbers)}",
             nodes=nodes,
             cores=cores,
             gpus=gpus,
-            program=(sys.executable, "-P", str(WORKER), *options, *self._worker_options(nodes), self.module),
+            program=(sys.executable, "-P", str(WORKER), words, self.module),
             resident=True,
         )
         pack = pack_at_gate(self._site, step, self._environment_of(nodes), self._log)
@@ -214,9 +214,9 @@ class PackLauncher(Launcher):
         self._next_rest = 0.0
         self._pack_of.update(dict.fromkeys(nodes, pack))
 
-    def _worker_options(self, nodes: tuple[str, ...]) -> list[str]:
-        names = ["--rank-variables", ",".join(self._site.rank_variables), "--node-variable", self._site.node_variable]
-        return ["--gpus", str(self._allocation.least(nodes)[1]), "--forget", RANK_VARIABLE.pattern, *names]
+    def _worker_options(self, nodes: tuple[str, ...]) -> dict[str, Any]:
+        variables = {"rank_variables": self._site.rank_variables, "node_variable": self._site.node_variable}
+        return {"gpus": self._allocation.least(nodes)[1], "forget": RANK_VARIABLE.pattern, **variables}
 
     def _environment_of(self, nodes: tuple[str, ...]) -> dict[str, str]:
         return self._environment

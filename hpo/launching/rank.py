@@ -1,12 +1,11 @@
 """Start of a rank: binds itself, then becomes the program.
 
-    python rank.py --rank-variables V1,V2,... --parts N --gpus G PROGRAM [ARGUMENT ...]
+    python rank.py V1,V2,... PARTS GPUS PROGRAM [ARGUMENT ...]
 
-The one place that binds; packs do it by fork (``worker.py``). In arguments, ``{part}`` becomes the rank's number on its node and ``{threads}`` the number of cores of the share. Run by its
+V1, V2, ... may hold the rank's number on its node, which is divided into PARTS and has GPUS. The one place that binds; packs do it by fork (``worker.py``). In arguments, ``{part}`` becomes the rank's number on its node and ``{threads}`` the number of cores of the share. Run by its
 path, with nothing but the standard library, because it starts on every node at once.
 """
 
-import argparse
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -18,19 +17,11 @@ HIDDEN = ("", "-1", "NoDevFiles")  # values that hide all GPUs, Slurm's included
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
-def main(arguments: Sequence[str]) -> None:
+def main(variables: str, parts: str, gpus: str, *program: str) -> None:
     """Bind this process and become the program."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--rank-variables", default="", help="variables that may hold the rank's number on its node")
-    parser.add_argument("--parts", type=int, required=True, help="into how many shares the node is divided")
-    parser.add_argument("--gpus", type=int, default=0, help="GPUs of the node")
-    parser.add_argument("program", nargs=argparse.REMAINDER)
-    options = parser.parse_args(arguments)
-    part = local_rank(os.environ, options.rank_variables.split(","))
-    threads = bind(part, options.parts, options.gpus)
-    values = {"{part}": str(part), "{threads}": str(threads)}
-    program = [values.get(word, word) for word in options.program]
-    os.execvp(program[0], program)
+    part = local_rank(os.environ, variables.split(","))
+    values = {"{part}": str(part), "{threads}": str(bind(part, int(parts), int(gpus)))}
+    os.execvp(program[0], [values.get(word, word) for word in program])
 
 
 def bind(part: int, parts: int, gpus: int) -> int:
@@ -108,4 +99,4 @@ def gpu_variables(environment: Mapping[str, str], part: int, parts: int | None, 
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main(*sys.argv[1:])

@@ -150,8 +150,8 @@ class StepLauncher(Launcher):
 
     def _step_on(self, name: str, nodes: tuple[str, ...], program: Sequence[str]) -> Step:
         (cores, gpus), ranks = self._allocation.least(nodes), self._ranks_on(nodes)
-        options = ["--rank-variables", ",".join(self._site.local_rank_variables), "--parts", str(ranks)]
-        line = (sys.executable, "-P", str(RANK), *options, "--gpus", str(gpus), sys.executable, "-P")
+        share = (",".join(self._site.local_rank_variables), str(ranks), str(gpus))
+        line = (sys.executable, "-P", str(RANK), *share, sys.executable, "-P")
         return Step(name=name, nodes=nodes, cores=cores, gpus=gpus, ranks=ranks, program=(*line, *program))
 
     def _begin(self, task: Task, log: IO[bytes]) -> None:

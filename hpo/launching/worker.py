@@ -1,10 +1,9 @@
 """Worker: loads the training code once, then makes attempts by fork.
 
-    python worker.py --nodes N1,N2,... [--shares S] [--ranks R] [--hang-seconds H] [--gpus G] [--forget PATTERN]
-        [--node-variable NAME] [--rank-variables NAMES] MODULE
+    python worker.py OPTIONS MODULE
 
-A pack has NODES, of which a variable names this one, or numbers the ranks. Variables of its step that match PATTERN are
-removed, since trials are no peers of each other.
+OPTIONS are JSON. A pack has ``nodes``, of which a variable names this one, or numbers the ranks. Variables of its step that match
+``forget`` are removed, since trials are no peers of each other.
 
 Input: lines ``SLOT REQUEST`` and ``SLOT WORD``; in a pack the same for all nodes, of which each takes its own. Output: lines
 ``SLOT REPORT``. Requests and reports are JSON; ``packs.py`` is the other side. An attempt waits for the word
@@ -13,12 +12,11 @@ time that it is alive, and which of its attempts are, from files on the node: th
 others share.
 
 Where the controller ends, however it ends, this process reads the end of its input, and takes its attempts and all that they
-started with it; where this process ends, attempts notice by their own pipes. With ``--ranks``, an attempt is so many forks, which meet by a file, so that no port is taken. With ``--gpus`` each takes its part of the node (``rank.py``); else somebody has seen to
+started with it; where this process ends, attempts notice by their own pipes. With ``ranks``, an attempt is so many forks, which meet by a file, so that no port is taken. With ``gpus`` each takes its part of the node (``rank.py``); else somebody has seen to
 that. Only the standard library is imported here, because forking needs a process without threads, and packs start on every
 node at once.
 """
 
-import argparse
 import gc
 import importlib
 import json
@@ -35,7 +33,7 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
@@ -63,51 +61,42 @@ Work = Callable[[list[str]], None]
 """Work of an attempt with these arguments."""
 
 
-def main(arguments: Sequence[str]) -> None:
+def main(words: str, module: str) -> None:
     """Serve requests until the input ends."""
-    parser = argparse.ArgumentParser()
-    for name in ("--nodes", "--forget", "--node-variable", "--rank-variables"):
-        parser.add_argument(name, default="")
-    for name, default in (("--shares", 1), ("--ranks", 1), ("--gpus", None)):
-        parser.add_argument(name, type=int, default=default)
-    parser.add_argument("--hang-seconds", type=float, default=600.0)
-    parser.add_argument("module")
-    options = parser.parse_args(arguments)
+    options = json.loads(words)
+    shares, ranks, gpus = options["shares"], options.get("ranks", 1), options.get("gpus")
     requests, reports = os.dup(0), os.dup(1)
     os.dup2(2, 1)
-    node, in_pack = own_name(options, os.environ), options.gpus is not None
+    node, in_pack = own_name(options, os.environ), gpus is not None
     near = NEAR if in_pack and os.access(NEAR, os.W_OK) else None
     place = Path(tempfile.mkdtemp(prefix="hydragnn-", dir=near)) if in_pack else None
     if in_pack:
-        for name in [name for name in os.environ if re.fullmatch(options.forget, name)]:
+        for name in [name for name in os.environ if re.fullmatch(options["forget"], name)]:
             del os.environ[name]
-        os.environ.update(of_rank("threads_of")(options.shares))
-    preload(options.module)
-    names = [node] if options.shares == 1 else [f"{node}/{number}" for number in range(options.shares)]
-    slots = {
-        name: WorkerSlot(
-            work=work_of(options, number), node_beats=place / f"beats-{number}" if place else None, ranks=options.ranks
-        )
-        for number, name in enumerate(names)
-    }
+        os.environ.update(of_rank("threads_of")(shares))
+    preload(module)
+    slots = {}
+    for number, name in enumerate([node] if shares == 1 else [f"{node}/{number}" for number in range(shares)]):
+        beats = place / f"beats-{number}" if place else None
+        slots[name] = WorkerSlot(work=work_of(module, number, shares, gpus), node_beats=beats, ranks=ranks)
     worker = Worker(node, slots, requests, reports)
     try:
-        worker.serve(options.hang_seconds / BEATS_IN_PATIENCE)
+        worker.serve(options["hang_seconds"] / BEATS_IN_PATIENCE)
     finally:
         worker.end()
         if place is not None:
             shutil.rmtree(place, ignore_errors=True)
 
 
-def work_of(options: argparse.Namespace, number: int) -> Work:
+def work_of(module: str, number: int, shares: int, gpus: int | None) -> Work:
     """Return what ``python -m MODULE ARGUMENT ...`` does, in slot ``number``."""
 
     def work(arguments: list[str]) -> None:
-        if options.gpus is not None:
-            threads = of_rank("bind")(number, options.shares, options.gpus)
+        if gpus is not None:
+            threads = of_rank("bind")(number, shares, gpus)
             arguments = [word.replace("{threads}", str(threads)) for word in arguments]
-        sys.argv = [options.module, *arguments]
-        runpy.run_module(options.module, run_name="__main__", alter_sys=True)
+        sys.argv = [module, *arguments]
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
 
     return work
 
@@ -383,16 +372,16 @@ def probe_report(printed: str) -> dict[str, Any]:
     return {"healthy": True, "seconds": float(seconds[1]) if seconds else 0.0, "message": ""}
 
 
-def own_name(options: argparse.Namespace, environment: Mapping[str, str]) -> str:
+def own_name(options: Mapping[str, Any], environment: Mapping[str, str]) -> str:
     """Return the name of this node of the pack.
 
-    >>> own_name(argparse.Namespace(nodes="n1,n2", node_variable="", rank_variables="PMI_RANK"), {"PMI_RANK": "1"})
+    >>> own_name({"nodes": ["n1", "n2"], "rank_variables": ["PMI_RANK"]}, {"PMI_RANK": "1"})
     'n2'
     """
-    nodes = options.nodes.split(",")
-    if environment.get(options.node_variable) in nodes:
-        return environment[options.node_variable]
-    numbers = (int(environment[name]) for name in options.rank_variables.split(",") if name in environment)
+    nodes: list[str] = options["nodes"]
+    if (name := environment.get(options.get("node_variable", ""))) in nodes:
+        return name
+    numbers = (int(environment[name]) for name in options.get("rank_variables", ()) if name in environment)
     return nodes[next(numbers, 0)] if len(nodes) > 1 else nodes[0]
 
 
@@ -406,4 +395,4 @@ def kills_for_memory() -> int:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main(*sys.argv[1:])
