@@ -24,7 +24,7 @@ from hydragnn.hpo.scheduling.scheduler import State, Trial
 from hydragnn.hpo.scheduling.trouble import LONGEST
 from hydragnn.hpo.settings import CampaignSettings
 from hydragnn.hpo.space.default import left_out_words
-from hydragnn.hpo.space.points import Point, Space, space_of
+from hydragnn.hpo.space.points import Point, space_of
 from hydragnn.hpo.status.facts import CampaignStatus, campaign_status
 from hydragnn.runs.signals import handled_by
 
@@ -50,6 +50,11 @@ def run_search(
     note = on_note or (lambda text: None)
     settings, space = as_begun(settings, out), space_of(settings.search.space, settings.source)
     begun = is_begun(out)
+
+    def checked_again() -> list[Point]:
+        """Check the folder again where another search has begun in it."""
+        return check_folder(settings, space, out, resume=resume) if is_begun(out) and not begun else enqueued
+
     check_campaign(settings, space, begun=begun)
     enqueued = check_folder(settings, space, out, resume=resume, on_note=on_note)
     with ExitStack() as stack:
@@ -64,10 +69,10 @@ def run_search(
                 note(text)
         if launcher.note:
             note(launcher.note)
-        enqueued = _looked_again(settings, space, out, enqueued, resume=resume, begun=begun)
+        enqueued = checked_again()
         journal = stack.enter_context(Journal(out / JOURNAL))
         stack.callback(launcher.close)
-        enqueued = _looked_again(settings, space, out, enqueued, resume=resume, begun=begun)
+        enqueued = checked_again()
         for text in journal.notes:
             note(text)
         write_settings(settings, enqueued, out)
@@ -80,13 +85,6 @@ def run_search(
             stack.close()  # with signals heard, so that a second Ctrl-C does not cut it short
         check_result(state, out, settings.source)
         return ended
-
-
-def _looked_again(
-    settings: CampaignSettings, space: Space, out: Path, enqueued: list[Point], *, resume: bool, begun: bool
-) -> list[Point]:
-    """Check the folder again where another search has begun in it."""
-    return check_folder(settings, space, out, resume=resume) if is_begun(out) and not begun else enqueued
 
 
 def check_result(state: State, out: Path, source: str) -> None:

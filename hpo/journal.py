@@ -103,7 +103,12 @@ class Journal:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._lock = acquire_lock(path.with_suffix(".lock"))
+        with file_errors(f"cannot lock {path.with_suffix('.lock')}", "choose another folder"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            lock = lock_file(path.with_suffix(".lock"))
+        if lock is None:
+            raise Busy(f"another search runs in {path.parent}; wait for it, or choose another folder")
+        self._lock = lock
         try:
             self._chain = LineChain(path)
             for _ in read_lines(path, self._chain):
@@ -211,16 +216,6 @@ class Journal:
 
     def __exit__(self, *error: object) -> None:
         self.close()
-
-
-def acquire_lock(path: Path) -> int:
-    """Return a file descriptor that holds the lock until it is closed."""
-    with file_errors(f"cannot lock {path}", "choose another folder"):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = lock_file(path)
-    if descriptor is None:
-        raise Busy(f"another search runs in {path.parent}; wait for it, or choose another folder")
-    return descriptor
 
 
 @contextmanager

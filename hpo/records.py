@@ -211,7 +211,11 @@ def _first_results(
     space, generator = space_of(history.settings.search.space).parameters, np.random.default_rng(0)
     complete = Space(parameters={path: one.model_copy(update={"when": {}}) for path, one in space.items()})
     points = [random_point(complete, generator, values) for values, _ in results]
-    rows = np.array([[_as_number(one, point[path]) for path, one in space.items()] for point in points])
+    columns = [  # of choices, their numbers
+        [one.index(point[path]) if isinstance(one, Choices) else point[path] for point in points]
+        for path, one in space.items()
+    ]
+    rows = np.array(columns, dtype=float).T
     active = np.array([[path in values for path in space] for values, _ in results])
     values = np.array([value for _, value in results])
     scale = float(np.ptp(values))  # trees do not split what varies by less than 1e-8
@@ -254,8 +258,3 @@ def parameter_effects(history: CampaignHistory) -> Effects | None:
     pairs = 2 * np.abs(together).mean(0)
     np.fill_diagonal(pairs, 0.0)
     return Effects(space, rows, active, together.sum(2), pairs)
-
-
-def _as_number(parameter: Parameter, value: Any) -> float:
-    """Return a value as trees split it: the number of a choice."""
-    return float(parameter.index(value) if isinstance(parameter, Choices) else value)

@@ -44,14 +44,10 @@ class PolledProgram:
     """Program that is run again and again, without waiting for it."""
 
     def __init__(self, command: Sequence[str] | None, every: float, clock: Clock) -> None:
-        self._command = command if command is not None and shutil.which(command[0]) else None
+        self.command = command if command is not None and shutil.which(command[0]) else None
+        """None where there is no such program."""
         self._every, self._clock, self._next = every, clock, 0.0
         self._asked: tuple[Future[str], float] | None = None
-
-    @property
-    def possible(self) -> bool:
-        """Return True where there is such a program."""
-        return self._command is not None
 
     def hurry(self, seconds: float = 0.0) -> None:
         """Ask again within so many seconds, because something went wrong."""
@@ -60,10 +56,10 @@ class PolledProgram:
     def answer(self) -> ProgramOutput | None:
         """Return a new output, if any; start the program when due."""
         answer = self._read()
-        if self._command is not None and self._asked is None and self._clock() >= self._next:
+        if self.command is not None and self._asked is None and self._clock() >= self._next:
             self._next = self._clock() + self._every
             self._asked = Future(), self._clock()
-            Thread(target=_run, args=(self._command, self._asked[0]), daemon=True).start()
+            Thread(target=_run, args=(self.command, self._asked[0]), daemon=True).start()
         return answer
 
     def _read(self) -> ProgramOutput | None:
@@ -116,8 +112,8 @@ class SchedulerWatch:
 
     def knows(self, nodes: Iterable[str], since: float) -> bool:
         """Return True where later reads covered these nodes and the allocation."""
-        job = not self._of_job.possible or (self._job_time >= since and not self.suspicious)
-        ours = set(self._nodes.values()).intersection(nodes) if self._of_nodes.possible else ()
+        job = self._of_job.command is None or (self._job_time >= since and not self.suspicious)
+        ours = set(self._nodes.values()).intersection(nodes) if self._of_nodes.command else ()
         return job and all(self._node_times.get(node, float("-inf")) >= since for node in ours)
 
     def has_spoken(self, nodes: Iterable[str], since: float) -> bool:
@@ -159,8 +155,9 @@ class SchedulerWatch:
             return {}
         self._answered_at = self._clock()
         worse = {node: state for node, state in states_now.items() if BADNESS[state] > BADNESS[self._state(node)]}
-        if self._is_implausible(len(worse)):
-            return {}
+        remaining = sum(self._state(node) != "lost" for node in self._nodes.values())
+        if worse and (len(worse) >= remaining or (len(worse) > HANDFUL and 2 * len(worse) > remaining)):
+            return {}  # so many at once are implausible
         self.states = {**self.states, **states_now}
         self._node_times.update(dict.fromkeys(states_now, answer.began))
         return worse
@@ -176,10 +173,6 @@ class SchedulerWatch:
                 self._trouble[node] = (at if until <= at else begin), float("inf")
             elif until > at:
                 self._trouble[node] = begin, at
-
-    def _is_implausible(self, worse: int) -> bool:
-        remaining = sum(self._state(node) != "lost" for node in self._nodes.values())
-        return worse > 0 and (worse >= remaining or (worse > HANDFUL and 2 * worse > remaining))
 
     def _look_at_job(self) -> None:
         answer = self._of_job.answer()

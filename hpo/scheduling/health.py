@@ -90,7 +90,8 @@ def _take_back(state: State, name: str, now: float) -> None:
     if node.status == "pool":
         return
     struck_out = len(node.strikes) >= STRIKES
-    if _is_starved(state) or not (struck_out or _has_to_wait(state, name)):
+    starved = 2 * state.health.out > len(state.nodes) or state.healthy < state.least  # too many are out to be choosy
+    if starved or not (struck_out or _has_to_wait(state, name)):
         state.free.add(node.held)
         state.put_node(name, replace(node, status="pool", held=(), until=0.0, message=""))
     elif node.status != "quarantined" and struck_out:
@@ -203,8 +204,3 @@ def _has_to_wait(state: State, name: str) -> bool:
             if len(partners) >= FEW:
                 return False
     return any(slot in state.free for partner in partners for slot in state.nodes[partner])
-
-
-def _is_starved(state: State) -> bool:
-    """Return True where too many nodes are out to be choosy."""
-    return 2 * state.health.out > len(state.nodes) or state.healthy < state.least

@@ -158,10 +158,8 @@ class World:
         self._saved: dict[int, float] = defaultdict(float)
         self._seconds: dict[int, float] = defaultdict(float)
         self._heap: list[tuple[float, int, Callable[[], list[Event]]]] = []
-        self._count = 0
-        self._next_start = 0.0
-        self._begin = 0.0
-        self._prefix = "n"
+        self._count, self._next_start, self._begin = 0, 0.0, 0.0
+        self._prefix = self.prefix
         self._node_faults: Iterator[NodeFault] = iter(())
         self._holes: frozenset[str] = frozenset()
         self._late: frozenset[str] = frozenset()
