@@ -67,7 +67,8 @@ class Estimates:
 
     def __init__(self, space: Space) -> None:
         self._space, self._fitted = space, 0
-        self._measured: dict[int, None] = {}
+        self.measured: dict[int, None] = {}
+        """Measured trials, in their order."""
         self._sizes: list[Sized] = []
         self.law: CostLaw | None = None
         """Seconds per epoch on one slot; None below four measurements."""
@@ -79,7 +80,7 @@ class Estimates:
         if not isinstance(event, Reached) or not after.ended:
             return
         if after.trials[event.trial].measured:
-            self._measured[event.trial] = None
+            self.measured[event.trial] = None
         trial = after.ended[0]
         seconds, epochs = event.seconds - trial.seconds, event.epochs - trial.passed
         if seconds > 0 and epochs > 0 and trial.epochs == trial.passed and after.most > after.least:
@@ -88,17 +89,12 @@ class Estimates:
 
     def fit(self, state: State) -> None:
         """Fit again where enough was measured since."""
-        count = len(self._measured)
+        count = len(self.measured)
         if count >= FEWEST and count > GROWTH * self._fitted:
-            measured = [state.trials[number] for number in list(self._measured)]
+            measured = [state.trials[number] for number in list(self.measured)]
             history = [(trial.values, trial.work) for trial in measured if trial.work is not None]
             self.law, self.scaling = law_of(history, self._space), scaling_of(list(self._sizes))
             self._fitted = len(history)
-
-    @property
-    def measured(self) -> int:
-        """Number of measured trials."""
-        return len(self._measured)
 
     def of(self, values: Point) -> tuple[float | None, float | None]:
         """Return seconds per epoch on one slot, and the scaling, or None."""

@@ -71,18 +71,11 @@ def replay(path: Path, follow: Callable[[Event, State], object] = lambda event, 
     """Return the campaign of a journal; ``follow`` is called after every event."""
     state = State()
     with young_garbage_only():
-        for entry, state in courses(path):
+        for counted in read_lines(path, LineChain(path)):
+            entry = entry_of(counted, path)
+            apply_changes(state, entry, path)
             follow(entry.event, state)
     return state
-
-
-def courses(path: Path) -> Iterator[tuple[Entry, State]]:
-    """Yield every entry with the campaign after it, always one object."""
-    state = State()
-    for counted in read_lines(path, LineChain(path)):
-        entry = entry_of(counted, path)
-        apply_changes(state, entry, path)
-        yield entry, state
 
 
 def apply_changes(state: State, entry: Entry, path: Path) -> None:

@@ -94,11 +94,6 @@ def quantity_text(quantity: Quantity) -> str:
     return "relative error (" + ", ".join(f"{field} {weight:g}" for field, weight in quantity.items()) + ")"
 
 
-def objective_values(record: RunRecord, objective: Objective, epochs: int | None = None) -> list[float | None]:
-    """Return every objective after ``epochs`` epochs; None where it is missing."""
-    return [objective_value(record, goal.of, epochs) for goal in goals_of(objective)]
-
-
 def objective_value(record: RunRecord, objective: Quantity, epochs: int | None = None) -> float | None:
     """Return the objective of the model kept after ``epochs`` epochs.
 

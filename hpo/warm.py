@@ -67,9 +67,16 @@ def warm_points(settings: CampaignSettings, space: Space, on_note: OnNote | None
     limit = max(1, settings.search.trials // SHARE)
     selection: dict[str, Point] = {}
     for rank in range(max((len(source.points) for source in sources), default=0)):
-        for source in sources:
-            if rank < len(source.points):
-                source.take(source.points[rank], selection, limit, partial(problem_of, settings, space))
+        for source in (source for source in sources if rank < len(source.points)):
+            point = source.points[rank]
+            if point_key(point) in selection:
+                source.leave("tried already")
+            elif len(selection) >= limit:
+                source.leave(f"beyond a quarter of the trials, {limit}")
+            elif sentence := problem_of(settings, space, point):
+                source.leave("cannot be trained", sentence)
+            else:
+                selection[point_key(point)] = point
     for source in sources:
         if on_note is not None and source.reasons:
             on_note(
@@ -100,17 +107,6 @@ class WarmSource:
     def leave(self, reason: str, example: str = "") -> None:
         """Note a configuration that is not tried."""
         self.reasons.setdefault(reason, []).append(example)
-
-    def take(self, point: Point, selection: dict[str, Point], limit: int, problem: Callable[[Point], str]) -> None:
-        """Select a point, or note why not."""
-        if point_key(point) in selection:
-            self.leave("tried already")
-        elif len(selection) >= limit:
-            self.leave(f"beyond a quarter of the trials, {limit}")
-        elif sentence := problem(point):
-            self.leave("cannot be trained", sentence)
-        else:
-            selection[point_key(point)] = point
 
 
 def warm_source(path: Path, space: Space) -> WarmSource:

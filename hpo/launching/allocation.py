@@ -16,10 +16,7 @@ Run = Callable[[Sequence[str]], str]
 ANSWER = 30.0  # seconds that a scheduler may take to answer
 MOST = 100_000  # names that one entry of a list of nodes may stand for
 ALIKE = 0.1
-"""Part of a share that may be missing.
-
-Memory of nodes that are alike differs by some MB.
-"""
+"""Part of a share that may be missing. Memory of nodes that are alike differs by some MB."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

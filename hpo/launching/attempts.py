@@ -1,7 +1,7 @@
 """Attempts: signs of life, and ends that are not decided yet."""
 
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import takewhile
@@ -30,31 +30,21 @@ def seconds_between_beats(runs: int, patience: float) -> float:
     return max(1.0, min(runs * OPERATIONS_OF_A_BEAT / OPERATIONS_A_SECOND, patience / 4))
 
 
-class LastSigns:
-    """Last signs of life of thousands, the oldest first."""
+class LastSigns(dict[str, float]):
+    """Times of the last signs of life of thousands, the oldest first."""
 
     def __init__(self, clock: Clock = time.monotonic) -> None:
+        super().__init__()
         self._clock, self._stalls = clock, 0
-        self._times: dict[str, float] = {}
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._times
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._times)
 
     def note(self, name: str) -> None:
         """Note a sign of life."""
-        self._times.pop(name, None)
-        self._times[name] = self._clock()
-
-    def forget(self, name: str) -> None:
-        """Expect nothing more of this one."""
-        self._times.pop(name, None)
+        self.pop(name, None)
+        self[name] = self._clock()
 
     def silence(self, name: str) -> float:
         """Return the seconds since the last sign."""
-        return self._clock() - self._times[name]
+        return self._clock() - self[name]
 
     def silent(self, patience: float) -> list[str]:
         """Return the names without a sign for longer than the patience.
@@ -66,7 +56,7 @@ class LastSigns:
         ['b']
         """
         earliest = self._clock() - patience
-        return [name for name, _ in takewhile(lambda sign: sign[1] < earliest, self._times.items())]
+        return [name for name, _ in takewhile(lambda sign: sign[1] < earliest, self.items())]
 
     def hung(self, patience: float) -> list[str]:
         """Return the silent names, unless most are silent at once.
@@ -77,9 +67,9 @@ class LastSigns:
         if not silent:
             return []
         earliest = self._clock() - patience / 2
-        recent = sum(1 for _ in takewhile(lambda time: time >= earliest, reversed(self._times.values())))
-        if self.is_stall(recent, len(self._times)):
-            self._times = dict.fromkeys(self._times, self._clock())
+        recent = sum(1 for _ in takewhile(lambda time: time >= earliest, reversed(self.values())))
+        if self.is_stall(recent, len(self)):
+            self.update(dict.fromkeys(self, self._clock()))
             return []
         return silent
 
@@ -132,7 +122,7 @@ class Attempts(dict[str, Attempt]):
 
     def begin(self, slot: str, identity: Identity) -> Begun:
         """Note the process of an attempt."""
-        self.unbegun.forget(slot)
+        self.unbegun.pop(slot, None)
         self[slot].identity = identity
         return Begun(task=self[slot].task, identity=identity)
 
@@ -166,7 +156,7 @@ class Attempts(dict[str, Attempt]):
         late = [slot for slot in self._leaving if self[slot].killed is None and now >= self[slot].kill_at]
         hung = self.running.hung(self._hang)
         for slot in hung:
-            self.running.forget(slot)
+            self.running.pop(slot, None)
             self[slot].hung = slot not in late
         for slot in (late := list(dict.fromkeys([*late, *hung]))):
             self[slot].killed = self[slot].killed or now
@@ -185,7 +175,7 @@ class Attempts(dict[str, Attempt]):
         """
         attempt = self.pop(slot)
         for signs in (self.unbegun, self.running):
-            signs.forget(slot)
+            signs.pop(slot, None)
         self._leaving.pop(slot, None)
         if attempt.killed is not None or (attempt.asked_to_leave and code not in (0, None)):
             code = -9

@@ -32,10 +32,7 @@ from hydragnn.hpo.launching.watchdog import AGAIN
 from hydragnn.hpo.scheduling.events import Identity, Probed, node_of
 
 WORKER = Path(__file__).with_name("worker.py")
-"""Program of workers, run by its path.
-
-``-m`` would load the whole room, Optuna included, into every worker.
-"""
+"""Program of workers, run by its path. ``-m`` would load the whole room, Optuna included, into every worker."""
 SILENCE = 30.0  # seconds without a sign of life after which a node counts as lost; it gives one every five
 LOOK_EVERY = 0.5  # seconds between looks for who is late
 
@@ -321,7 +318,7 @@ class PackLauncher(Launcher):
     def _lose(self, node: str, why: str) -> None:
         """Drop a node from its pack; its next use starts another."""
         pack = self._pack_of.pop(node, None)
-        self._last_signs.forget(node)
+        self._last_signs.pop(node, None)
         if pack is not None:
             pack.send(node, "leave")  # in case that it is alive after all
         if self._probes.pop(node, None) is not None:
@@ -362,7 +359,7 @@ class PackLauncher(Launcher):
         """Report the attempts of a pack that cannot be replaced."""
         for node in [node for node, one in self._pack_of.items() if one is pack]:
             del self._pack_of[node]
-            self._last_signs.forget(node)
+            self._last_signs.pop(node, None)
             if self._probes.pop(node, None) is not None:
                 self._reports.append(Probed(node=node, healthy=False, message=self._ended_text))
         for slot, attempt in list(self._attempts.items()):

@@ -222,7 +222,7 @@ class StepLauncher(Launcher):
             if code is None:
                 return
             run.ended, run.code = now, code
-            self._attempts.running.forget(slot)
+            self._attempts.running.pop(slot, None)
             run.evidence = self._site.evidence(text_since(attempt.task.folder / "log.txt", run.log_from))
             run.complete = code == 0 and is_complete(attempt.task)
             if not self._is_explained(attempt, run):

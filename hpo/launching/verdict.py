@@ -9,7 +9,7 @@ from hydragnn.base.errors import InputError
 from hydragnn.base.files import open_regular, read_json
 from hydragnn.config import parse_config
 from hydragnn.hpo.launching.launcher import Exit, Task
-from hydragnn.hpo.objective import JOULES, NO_ENERGY, Objective, goals_of, objective_values, quantity_text
+from hydragnn.hpo.objective import JOULES, NO_ENERGY, Objective, goals_of, objective_value, quantity_text
 from hydragnn.hpo.scheduling.events import Failed, Reached
 from hydragnn.record import FailureKind, RunRecord, read_record
 from hydragnn.runs.checkpoint import latest_checkpoint
@@ -45,9 +45,10 @@ def verdict(end: Exit, config_hash: str, objective: Objective) -> Reached | Fail
         return _failure(end, record.failure.kind, record.failure.message)
     if not _is_complete(record, task):
         return _without_result(end, record)
-    value, *others = objective_values(record, objective, task.until)
+    goals = goals_of(objective)
+    value, *others = (objective_value(record, goal.of, task.until) for goal in goals)
     if value is None or None in others:
-        goal = goals_of(objective)[0 if value is None else 1 + others.index(None)]
+        goal = goals[0 if value is None else 1 + others.index(None)]
         if goal.of == JOULES:
             return _failure(end, "configuration", NO_ENERGY)
         name = f"objective {quantity_text(goal.of)}" if others else "objective"

@@ -1,7 +1,6 @@
 """Strikes, probes and quarantines of nodes."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
 from typing import Literal
 
 from msgspec import Struct
@@ -46,11 +45,11 @@ class NodeEntry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Duration on the node that it was slow beside."""
 
 
-class NodeHealth(Mapping[str, NodeEntry]):
+class NodeHealth(dict[str, NodeEntry]):
     """Nodes with entries, by name."""
 
     def __init__(self) -> None:
-        self.nodes: dict[str, NodeEntry] = {}
+        super().__init__()
         self.counts: Counter[NodeStatus] = Counter()
         self.held = 0
         """Slots that are kept back."""
@@ -59,19 +58,10 @@ class NodeHealth(Mapping[str, NodeEntry]):
         self.version = 0
         """Number of changes so far."""
 
-    def __getitem__(self, name: str) -> NodeEntry:
-        return self.nodes[name]
-
-    def __len__(self) -> int:
-        return len(self.nodes)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.nodes)
-
     @property
     def out(self) -> int:
         """Return how many nodes are probed or in quarantine."""
-        return len(self.nodes) - self.counts["pool"]
+        return len(self) - self.counts["pool"]
 
     def put(self, name: str, node: NodeEntry | None) -> None:
         """Replace the entry of a node; None removes it.
@@ -82,7 +72,7 @@ class NodeHealth(Mapping[str, NodeEntry]):
         (1, 1, ['a'])
         """
         self.version += 1
-        previous = self.nodes.pop(name) if node is None else self.nodes.get(name)
+        previous = self.pop(name) if node is None else self.get(name)
         if previous is not None:
             self.counts[previous.status] -= 1
             self.held -= len(previous.held)
@@ -92,7 +82,7 @@ class NodeHealth(Mapping[str, NodeEntry]):
                 if not names:
                     self.together.pop(strike.fault, None)
         if node is not None:
-            self.nodes[name] = node
+            self[name] = node
             self.counts[node.status] += 1
             self.held += len(node.held)
             for strike in node.strikes:

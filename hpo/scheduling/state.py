@@ -254,11 +254,8 @@ class State(Struct, kw_only=True, eq=False):
     """Values of ``MEMBERS`` before the present event."""
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, State):
-            return False
-        names = ("plan", "slots", "free", "trials", "active", "counts", "rungs", "waiting", *MEMBERS)
-        same_nodes = self.health.nodes == other.health.nodes
-        return same_nodes and all(getattr(self, name) == getattr(other, name) for name in names)
+        names = (*INDEXED, *MEMBERS)
+        return isinstance(other, State) and all(getattr(self, name) == getattr(other, name) for name in names)
 
     @property
     def running(self) -> list[Trial]:

@@ -53,25 +53,16 @@ class Assumptions(Settings):
     """The same for the final training, whose configurations were measured."""
 
     startup_seconds: float = Field(default=60.0, ge=0)
-    """Mean time from an attempt's start to its first step.
-
-    Single attempts take half to one and a half of it.
-    """
+    """Mean time from an attempt's start to its first step. Single attempts take half to one and a half of it."""
 
     checkpoint_seconds: float = Field(default=1.0, ge=0)
     """Writing the checkpoint after every epoch."""
 
     save_seconds: float = Field(default=5.0, ge=0)
-    """Mean time to save and leave.
-
-    Single attempts take half to one and a half of it.
-    """
+    """Mean time to save and leave. Single attempts take half to one and a half of it."""
 
     node_mtbf_hours: float = Field(default=23520.0, ge=0)
-    """Mean time between failures of a node.
-
-    With 9,408 nodes the system is interrupted every 2.5 h.
-    """
+    """Mean time between failures of a node. With 9,408 nodes the system is interrupted every 2.5 h."""
 
     transient: float = Field(default=0.5, ge=0, le=1)
     """Part of node failures after which the node works again."""

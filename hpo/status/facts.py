@@ -106,10 +106,7 @@ class Costs:
 
     measured: int
     error: float | None
-    """Mean relative error of seconds per epoch; None for few trials.
-
-    Every trial is predicted from all others.
-    """
+    """Mean relative error of seconds per epoch; None for few trials. Every trial is predicted from all others."""
     scaling: float | None
     """Slots at which half of the speed is lost; None if unknown."""
 
@@ -228,7 +225,7 @@ class Follower:
                 status_of(self.builder, self._folder, self._last, silence),
                 sampler=self.sampler,
                 objectives=self._objectives,
-                costs=Costs(measured=estimates.measured, error=error, scaling=estimates.scaling),
+                costs=Costs(measured=len(estimates.measured), error=error, scaling=estimates.scaling),
             )
 
 

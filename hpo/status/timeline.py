@@ -21,10 +21,7 @@ from hydragnn.hpo.scheduling.sizing import Load
 from hydragnn.record import FailureKind
 
 Outcome = Literal["running", "reached", "finished", "saved", "cut"] | FailureKind
-"""Outcome of an attempt.
-
-reached: a rung; saved: asked to leave; cut: the controller was gone before it ended.
-"""
+"""Outcome of an attempt. reached: a rung; saved: asked to leave; cut: the controller was gone before it ended."""
 
 FAULTS: dict[str, str] = {
     "lost_node": "a node was lost",

@@ -111,7 +111,7 @@ def test_what_segments_measured_becomes_the_model() -> None:
         decide(state, event, now)
         estimates.follow(event, state)
     estimates.fit(state)
-    assert estimates.measured == 12
+    assert len(estimates.measured) == 12
     assert estimates.scaling == pytest.approx(8.0, rel=0.05)
     work, scaling = estimates.of({"model.hidden_dim": 4})
     assert work == pytest.approx(4.0, rel=0.3) and scaling == estimates.scaling

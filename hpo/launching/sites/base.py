@@ -105,10 +105,7 @@ class Site(ABC):
     own_steps: ClassVar[bool] = False
     """Allocations manage their steps themselves, and can carry more of them."""
     pack_nodes: int = PACK_NODES
-    """Nodes of one resident step at most.
-
-    1 where a launcher feeds its input to the first rank only.
-    """
+    """Nodes of one resident step at most. 1 where a launcher feeds its input to the first rank only."""
 
     @classmethod
     @abstractmethod

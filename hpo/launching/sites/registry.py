@@ -15,10 +15,7 @@ from hydragnn.hpo.launching.sites.slurm import Slurm
 GROUP = "hydragnn.sites"  # entry-point group in which packages announce sites by name
 
 SITES: dict[str, type[Site]] = {site.name: site for site in (Flux, Slurm, Mpiexec, Local)}
-"""Sites by name.
-
-Flux is first, because it is often started inside a job of another scheduler.
-"""
+"""Sites by name. Flux is first, because it is often started inside a job of another scheduler."""
 
 
 def check_site(name: str) -> str:
