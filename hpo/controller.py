@@ -135,9 +135,9 @@ class Controller:
             leaving = self._stop_reason is not None and self.state.ending is None
             self._take(Stopping(reason=self._stop_reason or "") if leaving else Tick())
         self._commit()
-        for report in reports:
-            if isinstance(report, Begun) and self._may_go(report.task):
-                self._launcher.go(report.task)
+        for task in (report.task for report in reports if isinstance(report, Begun)):
+            if self._runs(task.trial, task.attempt) and not self.state.trials[task.trial].cancelled:
+                self._launcher.go(task)
 
     def work(self) -> None:
         """Do a little of the work that no event waits for."""
@@ -221,11 +221,6 @@ class Controller:
 
     def _runs(self, trial: int, attempt: int) -> bool:
         return self.state.active.get(trial) == attempt
-
-    def _may_go(self, task: Task) -> bool:
-        """Return True where an attempt that has begun is still wanted."""
-        trial = self.state.trials.get(task.trial)
-        return trial is not None and (trial.status, trial.attempt, trial.cancelled) == ("running", task.attempt, "")
 
     def _config(self, number: int) -> AnyConfig:
         config = trial_config(self._settings, self._space, self.state.trials[number].values, number)

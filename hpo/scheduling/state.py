@@ -15,7 +15,7 @@ from itertools import takewhile
 from operator import attrgetter
 from typing import Any, Literal, get_type_hints
 
-from msgspec import UNSET, Raw, Struct, UnsetType, defstruct, field, to_builtins
+from msgspec import UNSET, Raw, Struct, UnsetType, defstruct, field
 from msgspec.json import Decoder
 from msgspec.structs import asdict as members_of
 from msgspec.structs import replace
@@ -416,25 +416,21 @@ class State(Struct, kw_only=True, eq=False):
         for number, changed in TRIALS.decode(text).items():
             if changed is None:
                 self.drop_trial(number)
-                continue
-            members = to_builtins(changed)
-            if "failure" in members:
-                members["failure"] = changed.failure
-            previous = self.trials.get(number)
-            self.put_trial(Trial(number=number, **members) if previous is None else replace(previous, **members))
+            else:
+                self.put_trial(replace(self.trials.get(number) or Trial(number=number), **_set_members(changed)))
 
     def _apply_nodes(self, text: Raw) -> None:
         for name, changed in NODES.decode(text).items():
-            if changed is None:
-                self.put_node(name, None)
-            else:
-                members = {name: value for name, value in members_of(changed).items() if value is not UNSET}
-                self.put_node(name, replace(self.health.get(name, NodeEntry()), **members))
+            entry = self.health.get(name) or NodeEntry()
+            self.put_node(name, None if changed is None else replace(entry, **_set_members(changed)))
+
+    def _apply_waiting(self, text: Raw) -> None:
+        start, stop, numbers = WAITING.decode(text)
+        self.waiting[start:stop] = numbers
 
 
-def _edit_waiting(state: State, text: Raw) -> None:
-    start, stop, numbers = WAITING.decode(text)
-    state.waiting[start:stop] = numbers
+def _set_members(changed: Struct) -> dict[str, Any]:
+    return {name: value for name, value in members_of(changed).items() if value is not UNSET}
 
 
 INDEXED = ("plan", "slots", "nodes", "free", "health", "trials", "active", "counts", "rungs", "waiting")
@@ -476,7 +472,7 @@ def _member_reader(name: str, hint: Any) -> Callable[[State, Raw], None]:
 READERS: dict[str, Callable[[State, Raw], None]] = {
     "trials": State._apply_trials,
     "nodes": State._apply_nodes,
-    "waiting": _edit_waiting,
+    "waiting": State._apply_waiting,
     "free": lambda state, text: state.free.apply(FREE.decode(text)),
     **{name: _member_reader(name, hint) for name, hint in get_type_hints(State).items() if name in MEMBERS},
     "disturbed": lambda state, text: None,  # of 0.2.0

@@ -192,8 +192,8 @@ class World:
         self.now = end
         for attempt in list(self.attempts.values()):
             stops = min(end, attempt.outcome.stops) if attempt.outcome else end
-            attempt.asked = True
-            self._end(attempt, AttemptEnd(stops=stops, reported=end, kind="preempted"))
+            attempt.asked, attempt.outcome = True, AttemptEnd(stops=stops, reported=end, kind="preempted")
+            self._on_end(attempt, attempt.outcome)
         self.ledger.allocated += self.num_nodes * self.ledger.shares * (end - self._begin)
 
     # What the scheduler asks for
@@ -354,10 +354,9 @@ class World:
         return []
 
     def _on_end(self, attempt: VirtualAttempt, outcome: AttemptEnd) -> list[Event]:
-        return self._end(attempt, outcome) if attempt.outcome is outcome and not attempt.over else []
-
-    def _end(self, attempt: VirtualAttempt, outcome: AttemptEnd) -> list[Event]:
         """Free what an attempt held, keep what it saved, and report it."""
+        if attempt.outcome is not outcome or attempt.over:
+            return []
         attempt.over = True
         trial = attempt.action.trial
         del self.attempts[trial]

@@ -254,7 +254,7 @@ def status_of(builder: TimelineBuilder, folder: Path, last: float, silence: floa
             for number in [rung.reached[0][1] if rung.reached else None]
         ),
         best=None if best is None else _best(best),
-        front=front(state),
+        front=tuple(map(_best, front_trials(state.trials.values(), state.plan.bounds))) if state.plan.bounds else (),
         nodes=node_counts(state),
         goodput=hours.goodput,
         node_hours=hours,
@@ -268,11 +268,6 @@ def status_of(builder: TimelineBuilder, folder: Path, last: float, silence: floa
 def _best(trial: Trial) -> Best:
     value, *others = trial.values_at(-1)
     return Best(trial=trial.number, value=value, values=trial.values, others=tuple(others))
-
-
-def front(state: State) -> tuple[Best, ...]:
-    """Return the front of finished trials; empty where there is one objective."""
-    return tuple(map(_best, front_trials(state.trials.values(), state.plan.bounds))) if state.plan.bounds else ()
 
 
 def front_trials(trials: Iterable[AnyTrial], bounds: Bounds) -> list[AnyTrial]:

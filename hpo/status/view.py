@@ -21,7 +21,6 @@ from hydragnn.hpo.scheduling.events import Event, Failed, Opened, Proposed, Reac
 from hydragnn.hpo.scheduling.scheduler import State
 from hydragnn.hpo.status.facts import (
     ENDINGS,
-    Best,
     CampaignStatus,
     Costs,
     Follower,
@@ -189,7 +188,7 @@ def status_rows(status: CampaignStatus) -> dict[str, list[str]]:
         "status": [state],
         "trials": [_trials_text(status)],
         "best": [
-            f"trial {best.trial}: {_numbers(best)} ({values_line(best.values)})"
+            f"trial {best.trial}: {_numbers(best.value, best.others)} ({values_line(best.values)})"
             if best is not None
             else "no result yet"
         ],
@@ -200,7 +199,10 @@ def status_rows(status: CampaignStatus) -> dict[str, list[str]]:
                 if status.front or not status.trials["finished"]
                 else "no finished trial meets all bounds; the best is nearest"
             ),
-            *(f"trial {one.trial}: {_numbers(one)} ({values_line(one.values)})" for one in status.front[:FRONT]),
+            *(
+                f"trial {one.trial}: {_numbers(one.value, one.others)} ({values_line(one.values)})"
+                for one in status.front[:FRONT]
+            ),
             *([f"and {len(status.front) - FRONT} more (hydragnn report)"] if len(status.front) > FRONT else []),
         ]
         if status.objectives
@@ -227,7 +229,9 @@ def status_line(status: CampaignStatus) -> str:
     parts = [
         f"{duration(status.seconds)}: {WORDS[status.status]}",
         f"trials {_trials_text(status)}",
-        "no result yet" if status.best is None else f"best {_numbers(status.best)} (trial {status.best.trial})",
+        "no result yet"
+        if status.best is None
+        else f"best {_numbers(status.best.value, status.best.others)} (trial {status.best.trial})",
         status.nodes.text,
         "" if status.goodput is None else f"goodput {100 * status.goodput:.0f} %",
         _forecast_text(status),
@@ -235,12 +239,8 @@ def status_line(status: CampaignStatus) -> str:
     return "; ".join(part for part in parts if part)
 
 
-def _numbers(best: Best) -> str:
-    return _words((best.value, *best.others))
-
-
-def _words(values: Sequence[float]) -> str:
-    return ", ".join(f"{value:.4g}" for value in values)
+def _numbers(value: float, others: Sequence[float]) -> str:
+    return ", ".join(f"{one:.4g}" for one in (value, *others))
 
 
 def _trials_text(status: CampaignStatus) -> str:
@@ -317,7 +317,7 @@ def event_line(state: State, event: Event) -> str:
         case Reached():
             trial = state.trials[event.trial]
             word = "finished" if trial.status == "finished" else "reached a rung"
-            return f"trial {event.trial} {word} at epoch {event.epochs}: {_words((event.value, *event.others))}"
+            return f"trial {event.trial} {word} at epoch {event.epochs}: {_numbers(event.value, event.others)}"
         case Failed():
             trial = state.trials[event.trial]
             if state.ending and event.kind == "preempted" and trial.status == "waiting":
