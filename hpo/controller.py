@@ -30,21 +30,8 @@ from hydragnn.hpo.launching.progress import AttemptProgress
 from hydragnn.hpo.launching.verdict import verdict
 from hydragnn.hpo.objective import goals_of
 from hydragnn.hpo.sampling.proposals import Proposals
-from hydragnn.hpo.scheduling.events import (
-    Action,
-    Cancel,
-    Event,
-    Failed,
-    Launched,
-    Opened,
-    Plan,
-    Probe,
-    Propose,
-    Settle,
-    Start,
-    Stopping,
-    Tick,
-)
+from hydragnn.hpo.scheduling import events
+from hydragnn.hpo.scheduling.events import Action, Cancel, Event, Plan, Probe, Propose, Settle, Start
 from hydragnn.hpo.scheduling.scheduler import State, Trial, decide
 from hydragnn.hpo.settings import CampaignSettings
 from hydragnn.hpo.space.points import Point, Space
@@ -114,7 +101,7 @@ class Controller:
             self._launcher.recover(
                 self._journal.campaign, [trial.identity for trial in self.state.running if trial.identity]
             )
-            self._take(Opened(plan=plan, slots=self._launcher.slots, deadline=self._launcher.deadline))
+            self._take(events.Opened(plan=plan, slots=self._launcher.slots, deadline=self._launcher.deadline))
             self._commit()
             while not self.state.closed:
                 proposing = self._proposals.busy and self.state.ending is None
@@ -133,7 +120,7 @@ class Controller:
         if self._clock() >= self._next_tick or self._stop_reason is not None:
             self._next_tick = self._clock() + HEARTBEAT
             leaving = self._stop_reason is not None and self.state.ending is None
-            self._take(Stopping(reason=self._stop_reason or "") if leaving else Tick())
+            self._take(events.Stopping(reason=self._stop_reason or "") if leaving else events.Tick())
         self._commit()
         for task in (report.task for report in reports if isinstance(report, Begun)):
             if self._runs(task.trial, task.attempt) and not self.state.trials[task.trial].cancelled:
@@ -209,10 +196,10 @@ class Controller:
         checked = False
         for report in reports:
             if isinstance(report, Begun):
-                yield Launched(trial=report.task.trial, attempt=report.task.attempt, identity=report.identity)
+                yield events.Launched(trial=report.task.trial, attempt=report.task.attempt, identity=report.identity)
             elif isinstance(report, Exit):
                 outcome = verdicts[id(report)].result()
-                if isinstance(outcome, Failed) and not checked:
+                if isinstance(outcome, events.Failed) and not checked:
                     check_disk(report.task.folder)
                     checked = True
                 yield outcome

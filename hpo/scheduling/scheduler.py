@@ -9,27 +9,8 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from hydragnn.hpo.scheduling import health, trouble
-from hydragnn.hpo.scheduling.events import (
-    MACHINE_FAULTS,
-    Action,
-    Cancel,
-    Ending,
-    Event,
-    Exhausted,
-    Failed,
-    Launched,
-    Opened,
-    Plan,
-    Probed,
-    Progressed,
-    Propose,
-    Proposed,
-    Reached,
-    Settle,
-    Stopping,
-    Tick,
-)
+from hydragnn.hpo.scheduling import events, health, trouble
+from hydragnn.hpo.scheduling.events import MACHINE_FAULTS, Action, Cancel, Ending, Event, Plan, Propose, Settle
 from hydragnn.hpo.scheduling.filling import fill_slots, pending
 from hydragnn.hpo.scheduling.sizing import loss
 from hydragnn.hpo.scheduling.slowness import REASON, move_if_slow
@@ -59,7 +40,7 @@ class Decision(NamedTuple):
 
 def decide(state: State, event: Event, now: float) -> Decision:
     """Change the campaign by an event; return the changes and actions."""
-    if state.closed and not isinstance(event, Opened):
+    if state.closed and not isinstance(event, events.Opened):
         state.ended = ()
         return Decision()
     state.begin(event)
@@ -73,30 +54,30 @@ def decide(state: State, event: Event, now: float) -> Decision:
 
 def _dispatch(state: State, event: Event, now: float) -> list[Action]:
     match event:
-        case Opened():
+        case events.Opened():
             return _on_opened(state, event, now)
-        case Proposed() | Exhausted():
+        case events.Proposed() | events.Exhausted():
             _on_proposal(state, event)
-        case Launched():
+        case events.Launched():
             if (trial := _current(state, event)) is not None:
                 state.put_trial(replace(trial, identity=event.identity))
-        case Progressed():
+        case events.Progressed():
             return _on_progress(state, event, now)
-        case Reached():
+        case events.Reached():
             return _on_reached(state, event, now)
-        case Failed():
+        case events.Failed():
             return _on_failed(state, event, now)
-        case Probed():
+        case events.Probed():
             health.apply_probe(state, event, now)
             return _stop_if_hopeless(state, now)
-        case Stopping():
+        case events.Stopping():
             return _stop(state, event.ending, event.reason)
-        case Tick():
+        case events.Tick():
             return _on_tick(state, now)
     return []
 
 
-def _on_opened(state: State, event: Opened, now: float) -> list[Action]:
+def _on_opened(state: State, event: events.Opened, now: float) -> list[Action]:
     """Take over: running trials wait, open requests are made again."""
     lost = [replace(trial, status="waiting", slots=(), cancelled="") for trial in state.running]
     asked = sorted(number for number, trial in state.trials.items() if trial.status == "asked") if state.asked else []
@@ -126,7 +107,7 @@ def _on_opened(state: State, event: Opened, now: float) -> list[Action]:
     return [*health.reopen_nodes(state, now), *(Propose(trial=number) for number in asked)]
 
 
-def _budgets_end(event: Opened, nodes: int, now: float, spent: float, spent_node: float) -> tuple[float, Ending]:
+def _budgets_end(event: events.Opened, nodes: int, now: float, spent: float, spent_node: float) -> tuple[float, Ending]:
     """Return when the first budget is used up, and which it is."""
     plan: Plan = event.plan
     ends: list[tuple[float, Ending]] = [(math.inf, "walltime")]
@@ -143,12 +124,12 @@ def _time_is_up(state: State, now: float) -> bool:
     return now >= state.ends - state.plan.grace
 
 
-def _on_proposal(state: State, event: Proposed | Exhausted) -> None:
+def _on_proposal(state: State, event: events.Proposed | events.Exhausted) -> None:
     trial = state.trials.get(event.trial)
     if trial is None or trial.status != "asked":
         return
     state.set(asked=state.asked - 1)
-    if isinstance(event, Exhausted):
+    if isinstance(event, events.Exhausted):
         state.drop_trial(event.trial)
         state.set(exhausted=True)
         return
@@ -158,7 +139,7 @@ def _on_proposal(state: State, event: Proposed | Exhausted) -> None:
     put_in_line(state, trial)
 
 
-def _on_progress(state: State, event: Progressed, now: float) -> list[Action]:
+def _on_progress(state: State, event: events.Progressed, now: float) -> list[Action]:
     """Note the first and the two latest signs of progress."""
     trial = _current(state, event)
     if trial is None or trial.cancelled:
@@ -169,7 +150,7 @@ def _on_progress(state: State, event: Progressed, now: float) -> list[Action]:
     return move_if_slow(state, trial)
 
 
-def _on_reached(state: State, event: Reached, now: float) -> list[Action]:
+def _on_reached(state: State, event: events.Reached, now: float) -> list[Action]:
     trial = _current(state, event)
     if trial is None:
         return []
@@ -200,7 +181,7 @@ def _on_reached(state: State, event: Reached, now: float) -> list[Action]:
     return [Settle(trial=event.trial, outcome="finished")] if over else []
 
 
-def _with_measurement(state: State, trial: Trial, event: Reached, now: float) -> Trial:
+def _with_measurement(state: State, trial: Trial, event: events.Reached, now: float) -> Trial:
     """Return the trial with its measured seconds per epoch."""
     seconds, epochs, slots = event.seconds - trial.seconds, event.epochs - trial.passed, len(trial.slots)
     undisturbed = trial.epochs == trial.passed
@@ -213,7 +194,7 @@ def _with_measurement(state: State, trial: Trial, event: Reached, now: float) ->
     return replace(trial, work=work, measured=True)
 
 
-def _on_failed(state: State, event: Failed, now: float) -> list[Action]:
+def _on_failed(state: State, event: events.Failed, now: float) -> list[Action]:
     """Retry after machine faults; settle the trial's own failures.
 
     A fault with suspects counts against them, an unexplained one against the machine where others fail as well, and else
@@ -345,6 +326,6 @@ def _fill_or_close(state: State, now: float) -> list[Action]:
     return actions
 
 
-def _current(state: State, event: Launched | Progressed | Reached | Failed) -> Trial | None:
+def _current(state: State, event: events.Launched | events.Progressed | events.Reached | events.Failed) -> Trial | None:
     """Return the running trial of an event; None for an old attempt."""
     return state.trials[event.trial] if state.active.get(event.trial) == event.attempt else None

@@ -4,18 +4,8 @@ import random
 from collections import deque
 from dataclasses import dataclass
 
-from hydragnn.hpo.scheduling.events import (
-    Action,
-    Cancel,
-    Event,
-    Opened,
-    Probe,
-    Propose,
-    Proposed,
-    Reached,
-    Settle,
-    Start,
-)
+from hydragnn.hpo.scheduling import events
+from hydragnn.hpo.scheduling.events import Action, Cancel, Event, Probe, Propose, Settle, Start
 from hydragnn.hpo.scheduling.scheduler import Decision, State, decide
 from hydragnn.hpo.simulation.world import Scenario, World
 
@@ -56,7 +46,7 @@ class VirtualCampaign:
     def _allocation(self, number: int, start: float, deadline: float) -> None:
         world = self.world
         slots = world.open(number, start)
-        self._feed(Opened(plan=self.plan, slots=slots, deadline=deadline))
+        self._feed(events.Opened(plan=self.plan, slots=slots, deadline=deadline))
         while not self.state.closed and world.next_time() < deadline:
             for event in world.advance():
                 self._feed(event)
@@ -65,14 +55,14 @@ class VirtualCampaign:
 
     def _feed(self, event: Event) -> None:
         """Apply an event, and act as the real controller does."""
-        events = deque([event])
-        while events:
-            event = events.popleft()
-            trial = self.state.trials.get(event.trial) if isinstance(event, Reached) else None
-            if isinstance(event, Reached) and trial is not None and event.epochs > trial.passed:
+        queue = deque([event])
+        while queue:
+            event = queue.popleft()
+            trial = self.state.trials.get(event.trial) if isinstance(event, events.Reached) else None
+            if isinstance(event, events.Reached) and trial is not None and event.epochs > trial.passed:
                 self._note(event)
             for action in self._decide(event).actions:
-                events.extend(self._act(action))
+                queue.extend(self._act(action))
 
     def _decide(self, event: Event) -> Decision:
         return decide(self.state, event, self.world.now)
@@ -91,21 +81,21 @@ class VirtualCampaign:
                 self._settle(action)
         return []
 
-    def _proposal(self, trial: int) -> Proposed:
+    def _proposal(self, trial: int) -> events.Proposed:
         """Return a configuration with a noisy estimate of its cost, if any."""
         assumptions, course = self.world.assumptions, self.world.course_of(trial)
         draw = random.Random(f"estimate {self.world.seed} {trial}")
         is_estimated = self._measured >= assumptions.first_estimates
         work = course.work * draw.lognormvariate(0, assumptions.estimate_error)
         scaling = course.scaling * draw.lognormvariate(0, assumptions.estimate_error)
-        return Proposed(
+        return events.Proposed(
             trial=trial,
             values={"simulated": trial},
             work=work if is_estimated else None,
             scaling=scaling if is_estimated else None,
         )
 
-    def _note(self, event: Reached) -> None:
+    def _note(self, event: events.Reached) -> None:
         self._measured += 1
         if event.epochs >= self.plan.rungs[-1]:
             seconds = self.world.now + self._offset

@@ -9,20 +9,8 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from hydragnn.hpo.launching.progress import FIRST_LOOK, next_look
-from hydragnn.hpo.scheduling.events import (
-    Cancel,
-    Event,
-    Failed,
-    Launched,
-    Plan,
-    Probe,
-    Probed,
-    Progressed,
-    Reached,
-    Start,
-    Tick,
-    node_of,
-)
+from hydragnn.hpo.scheduling import events
+from hydragnn.hpo.scheduling.events import Cancel, Event, Plan, Probe, Start, node_of
 from hydragnn.hpo.scheduling.scheduler import MACHINE_FAULTS
 from hydragnn.hpo.simulation.assumptions import Assumptions
 from hydragnn.hpo.simulation.courses import Course, CourseOf
@@ -253,7 +241,7 @@ class World:
 
     def _on_tick(self) -> list[Event]:
         self.call(self.now + TICK, self._on_tick)
-        return [Tick()]
+        return [events.Tick()]
 
     def _push_next_fault(self) -> None:
         fault = next(self._node_faults, None)
@@ -271,7 +259,7 @@ class World:
         fails = node in self._dead or (is_storm(assumptions, elapsed) and draw.random() < assumptions.storm_probes)
         healthy = not fails and (node not in self._holes or chance < assumptions.probe_misses)
         slow = node in self._slow and elapsed >= 3600 * assumptions.slow_after_hours
-        return [Probed(node=node, healthy=healthy, seconds=assumptions.slow_factor if slow else 1.0)]
+        return [events.Probed(node=node, healthy=healthy, seconds=assumptions.slow_factor if slow else 1.0)]
 
     # Attempts
 
@@ -290,7 +278,7 @@ class World:
             self._plan(attempt, outcome)
             self.call(self.now + FIRST_LOOK, partial(self._on_look, attempt, FIRST_LOOK))
         identity = {"simulated": attempt.action.trial}
-        return [Launched(trial=attempt.action.trial, attempt=attempt.action.attempt, identity=identity)]
+        return [events.Launched(trial=attempt.action.trial, attempt=attempt.action.attempt, identity=identity)]
 
     def _on_look(self, attempt: VirtualAttempt, elapsed: float) -> list[Event]:
         """Return the progress in a heartbeat, and schedule the next read."""
@@ -301,7 +289,7 @@ class World:
         if self.now < attempt.trains or attempt.outcome is None or attempt.outcome.stops < self.now:
             return []
         epochs = attempt.base + attempt.trained(self.now) / attempt.epoch_seconds
-        return [Progressed(trial=attempt.action.trial, attempt=attempt.action.attempt, epochs=epochs)]
+        return [events.Progressed(trial=attempt.action.trial, attempt=attempt.action.attempt, epochs=epochs)]
 
     def _failing_launch(self, attempt: VirtualAttempt) -> AttemptEnd | None:
         dead = tuple(sorted(attempt.nodes & self._dead))
@@ -374,10 +362,10 @@ class World:
         trial, number = attempt.action.trial, attempt.action.attempt
         if outcome.kind is None:
             value, epochs = attempt.course.curve[attempt.action.until - 1], attempt.action.until
-            return Reached(trial=trial, attempt=number, epochs=epochs, value=value, seconds=self._seconds[trial])
+            return events.Reached(trial=trial, attempt=number, epochs=epochs, value=value, seconds=self._seconds[trial])
         if outcome.kind in MACHINE_FAULTS and not attempt.asked:
             self.faults[outcome.kind] += 1
-        return Failed(
+        return events.Failed(
             trial=trial,
             attempt=number,
             kind=outcome.kind,
