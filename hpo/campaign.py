@@ -41,9 +41,7 @@ def run_search(
 ) -> CampaignStatus:
     """Search in folder ``out`` until the budget is spent, or continue there.
 
-    Returns early on SIGINT, SIGTERM, SIGHUP and SIGUSR1.
-
-    InputError for anything wrong with the settings, for a folder in use, and where every trial fails. With ``resume``, a
+    Returns early on SIGINT, SIGTERM, SIGHUP and SIGUSR1. InputError for anything wrong with the settings, for a folder in use, and where every trial fails. With ``resume``, a
     folder without a campaign is begun, and one whose campaign is complete gives its result. ``on_note`` is called with what
     the user should know before anything starts.
     """

@@ -127,9 +127,7 @@ def law_of(history: Sequence[tuple[Point, float]], space: Space) -> CostLaw | No
 def scaling_of(sizes: Iterable[Sized]) -> float | None:
     """Fit the number of slots at half of the speed.
 
-    None where no trial ran on several sizes.
-
-    Epochs on p slots take ``work / p * (1 + (p - 1) / scaling)``. Every trial has its own work, all share the scaling.
+    None where no trial ran on several sizes. Epochs on p slots take ``work / p * (1 + (p - 1) / scaling)``. Every trial has its own work, all share the scaling.
     """
     sizes = list(sizes)
     if len({size.slots for size in sizes}) < 2:
@@ -181,9 +179,7 @@ def _encoded(parameter: Parameter, value: Any) -> list[float]:
 def _position(value: Any, low: int | float, high: int | float) -> float:
     """Return a number's position in its range, from -1 to 1.
 
-    0 for an absent value, another type, or an empty range.
-
-    Positive ranges count in logarithms, because costs are powers of widths and depths.
+    0 for an absent value, another type, or an empty range. Positive ranges count in logarithms, because costs are powers of widths and depths.
     """
     if not is_number(value) or not math.isfinite(value) or high <= low:
         return 0.0

@@ -15,7 +15,7 @@ import secrets
 import socket
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -86,7 +86,7 @@ def apply_changes(state: State, entry: Entry, path: Path) -> None:
         raise InputError(f"{path}: line {entry.line}: {error}; restore the file from a copy") from error
 
 
-class Journal:
+class Journal(AbstractContextManager["Journal"]):
     """A session's hold on a journal; use as a context manager.
 
     InputError where another process writes it, where it is damaged, or where the disk takes no more. Lines are only ever
@@ -203,9 +203,6 @@ class Journal:
         """Give the journal free for another process."""
         os.close(self._file)
         os.close(self._lock)
-
-    def __enter__(self) -> "Journal":
-        return self
 
     def __exit__(self, *error: object) -> None:
         self.close()

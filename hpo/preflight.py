@@ -62,8 +62,17 @@ def check_campaign(settings: CampaignSettings, space: Space, *, begun: bool = Fa
         check_space(settings, space, begun=begun)
         configs = [next(valid_configs(settings, space))]
         check_cutoffs(settings, space)
+    rungs = settings.search.rungs
     for config in configs:
-        _check_config(settings, config)
+        if rungs and rungs[-1] >= config.train.epochs:
+            raise InputError(
+                f"{settings.source}: search.rungs ends at {rungs[-1]}, but train.epochs = {config.train.epochs}; "
+                "keep rungs below it"
+            )
+        classes = [name for branch in config.branches for name in _classes_of(settings, branch)]
+        check_own_code(config)
+        added = [name for one in config.train.callbacks for name in one.curves]
+        check_objective(settings.search.objective, config.targets, settings.source, set(classes), added)
     if not settings.runs and not begun:
         check_conditions(space, settings.source)
         for name, section in (("search", settings.search), ("job", settings.job)):
@@ -124,19 +133,6 @@ def _check_sizes(settings: CampaignSettings) -> None:
             f"{settings.source}: search.{shared[-1]} = {count} gives each trial one process on a part of a {place}; leave out "
             f"nodes_per_trial, ranks_per_node and other shares, or set {shared[-1]} = 1"
         )
-
-
-def _check_config(settings: CampaignSettings, config: AnyConfig) -> None:
-    rungs = settings.search.rungs
-    if rungs and rungs[-1] >= config.train.epochs:
-        raise InputError(
-            f"{settings.source}: search.rungs ends at {rungs[-1]}, but train.epochs = {config.train.epochs}; "
-            "keep rungs below it"
-        )
-    classes = [name for branch in config.branches for name in _classes_of(settings, branch)]
-    check_own_code(config)
-    added = [name for one in config.train.callbacks for name in one.curves]
-    check_objective(settings.search.objective, config.targets, settings.source, set(classes), added)
 
 
 def _check_references(settings: CampaignSettings, config: AnyConfig) -> None:
@@ -215,9 +211,7 @@ def check_folder(
 ) -> list[Point]:
     """Check the campaign's folder and return the first configurations.
 
-    ``on_note`` is called with what was left out of earlier campaigns.
-
-    InputError for a folder that holds something else, or a campaign that is not to be resumed or has other settings.
+    ``on_note`` is called with what was left out of earlier campaigns. InputError for a folder that holds something else, or a campaign that is not to be resumed or has other settings.
     """
     check_utf8(out)
     path = out / NAME

@@ -75,9 +75,7 @@ def problem_of(settings: CampaignSettings, space: Space, point: Point, number: i
 def trial_config(settings: CampaignSettings, space: Space, values: Point, number: int) -> AnyConfig:
     """Return the run of trial ``number``.
 
-    InputError where the base and the point do not go together.
-
-    Of given runs, the one that the values name. The seed is ``train.seed + number`` unless the space has ``train.seed``. Where ``model.kind`` is searched, keys of
+    InputError where the base and the point do not go together. Of given runs, the one that the values name. The seed is ``train.seed + number`` unless the space has ``train.seed``. Where ``model.kind`` is searched, keys of
     the base's [model] that the chosen kind does not know are left out, provided that another of the kinds knows them.
     """
     if settings.runs:

@@ -129,9 +129,7 @@ class SchedulerWatch:
     def in_order(self, nodes: Iterable[str], at: float) -> bool:
         """Return True where the scheduler worked for these nodes at that time.
 
-        A slurmctld that has just started refuses steps.
-
-        Trouble that lasts longer than ``TROUBLE`` is no excuse any more.
+        A slurmctld that has just started refuses steps. Trouble that lasts longer than ``TROUBLE`` is no excuse any more.
         """
         now = self._clock()
         troubles = [self._trouble[node] for node in nodes if node in self._trouble]

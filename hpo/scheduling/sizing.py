@@ -51,9 +51,7 @@ def loss(slots: int, scaling: float | None) -> float:
 
 
 def fewest_slots(load: Load, seconds: float, least: int, most: int) -> int:
-    """Return the fewest slots that do the work in time.
-
-    ``most`` where none does.
+    """Return the fewest slots that do the work in time; ``most`` where none does.
 
     Solves ``load / p * (1 + (p - 1) / scaling) <= seconds`` for p. Where more slots make nothing faster: ``least``.
 

@@ -25,11 +25,6 @@ class Course:
     """Parts into which its batches must be cut to fit into memory."""
 
     @property
-    def epochs(self) -> int:
-        """Epochs of the full training."""
-        return len(self.curve)
-
-    @property
     def final(self) -> float:
         """The objective after the full training; infinite for a configuration that fails."""
         return self.curve[-1] if math.isinf(self.fails_at) else math.inf

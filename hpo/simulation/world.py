@@ -146,14 +146,7 @@ class World:
         self._saved: dict[int, float] = defaultdict(float)
         self._seconds: dict[int, float] = defaultdict(float)
         self._heap: list[tuple[float, int, Callable[[], list[Event]]]] = []
-        self._count, self._next_start, self._begin = 0, 0.0, 0.0
-        self._prefix = self.prefix
-        self._node_faults: Iterator[NodeFault] = iter(())
-        self._holes: frozenset[str] = frozenset()
-        self._late: frozenset[str] = frozenset()
-        self._slow: frozenset[str] = frozenset()
-        self._slow_pace = Pace()
-        self._dead: set[str] = set()
+        self._count = 0
         self._on_node: dict[str, set[int]] = defaultdict(set)
 
     # Allocations
@@ -166,7 +159,7 @@ class World:
         machine = (self.assumptions, self.num_nodes, self.seed, allocation)
         bad = bad_nodes(*machine)
         self._holes, self._late, self._slow = (frozenset(names[i] for i in some) for some in bad)
-        self._dead, self._heap = set(), []
+        self._dead, self._heap = set[str](), []
         turn = start + 3600 * self.assumptions.slow_after_hours
         self._slow_pace = Pace(factor=self.assumptions.slow_factor, turn=turn)
         self._node_faults = node_faults(*machine)

@@ -156,7 +156,7 @@ class StaticPractice:
     def _ending(self, course: Course, fate: Fate, trains: float, pace: Pace) -> tuple[float, float, str | None]:
         """(when it stops, when that is noticed, why) as far as the trial's own fate goes."""
         epoch = course.epoch_seconds(self.slots) * fate.slowness
-        done = pace.end(trains, course.epochs * epoch)
+        done = pace.end(trains, len(course.curve) * epoch)
         hang, leave = (
             pace.end(trains, fate.hangs_after / self.width),
             pace.end(trains, fate.preempted_after / self.width),
@@ -166,7 +166,7 @@ class StaticPractice:
         endings.append((leave, leave, "preempted"))
         if course.micro_batches > 1:
             endings.append((trains, trains, "out_of_memory"))
-        if course.fails_at < course.epochs:
+        if course.fails_at < len(course.curve):
             at = pace.end(trains, course.fails_at * epoch)
             endings.append((at, at, course.failure))
         return min(endings, key=lambda ending: ending[0])
@@ -246,11 +246,11 @@ def equal_jobs(scenario: Scenario, members: int) -> StaticPractice:
     for trial in range(members):
         course, begin = scenario.course_of(trial), heapq.heappop(free_at)
         trains = begin + scenario.assumptions.startup_seconds
-        end = trains + course.epochs * course.epoch_seconds(slots)
+        end = trains + len(course.curve) * course.epoch_seconds(slots)
         heapq.heappush(free_at, end)
-        ledger.useful[trial] = course.epochs * course.work
+        ledger.useful[trial] = len(course.curve) * course.work
         ledger.waste("start-up and saving", slots * (trains - begin))
-        ledger.waste("more slots than one", course.epochs * (course.work * (slots - 1) / course.scaling))
+        ledger.waste("more slots than one", len(course.curve) * (course.work * (slots - 1) / course.scaling))
         ledger.trained += slots * (end - trains)
         practice.finishes.append(Finish(seconds=end, trial=trial, value=course.final))
     ledger.allocated = max(free_at) * scenario.nodes * scenario.shares

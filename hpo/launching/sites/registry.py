@@ -17,6 +17,8 @@ GROUP = "hydragnn.sites"  # entry-point group in which packages announce sites b
 SITES: dict[str, type[Site]] = {site.name: site for site in (Flux, Slurm, Mpiexec, Local)}
 """Sites by name. Flux is first, because it is often started inside a job of another scheduler."""
 
+MACHINES = {machine: site for site in SITES.values() for machine in site.machines}
+
 
 def check_site(name: str) -> str:
     """Return the name of a site; ValueError for an unknown one."""
@@ -25,7 +27,7 @@ def check_site(name: str) -> str:
 
 def check_machine(name: str) -> str:
     """Return the name of a machine; ValueError for an unknown one."""
-    return _check(name, [*_machines(), *announced_classes(GROUP)], "site")
+    return _check(name, [*MACHINES, *announced_classes(GROUP)], "site")
 
 
 def site_named(name: str, where: str = "search.launcher") -> type[Site]:
@@ -36,7 +38,7 @@ def site_named(name: str, where: str = "search.launcher") -> type[Site]:
 
 def machine_named(name: str) -> tuple[type[Site], Machine]:
     """Return the site and the machine that ``job.site`` names."""
-    site = _machines().get(name) or site_named(name, "job.site")
+    site = MACHINES.get(name) or site_named(name, "job.site")
     return site, site.machines.get(name, Machine())
 
 
@@ -81,7 +83,3 @@ def _name_here(environment: Mapping[str, str]) -> str:
     own = next(name for name, site in SITES.items() if _is_here(site, environment))
     others = announced_classes(GROUP) if own == Local.name else {}
     return next((name for name in others if _is_here(site_named(name), environment)), own)
-
-
-def _machines() -> dict[str, type[Site]]:
-    return {machine: site for site in SITES.values() for machine in site.machines}
