@@ -122,13 +122,10 @@ def _check_sizes(settings: CampaignSettings) -> None:
             f"{settings.source}: search.nodes_per_trial = {search.nodes_per_trial}; give the smallest number of nodes, "
             "at least 1, before the largest"
         )
-    shares = {
-        "trials_per_node": (search.trials_per_node, "node"),
-        "trials_per_device": (search.trials_per_device, "GPU"),
-    }
-    shared = [name for name, (count, _) in shares.items() if count > 1]
+    places = {"trials_per_node": "node", "trials_per_device": "GPU"}
+    shared = [name for name in places if getattr(search, name) > 1]
     if shared and (most > 1 or (search.ranks_per_node or 1) > 1 or len(shared) > 1):
-        count, place = shares[shared[-1]]
+        count, place = getattr(search, shared[-1]), places[shared[-1]]
         raise InputError(
             f"{settings.source}: search.{shared[-1]} = {count} gives each trial one process on a part of a {place}; leave out "
             f"nodes_per_trial, ranks_per_node and other shares, or set {shared[-1]} = 1"

@@ -134,8 +134,7 @@ def warm_source(path: Path, space: Space) -> WarmSource:
     return source
 
 
-Scored = list[tuple[float, str, Point]]
-"""Score to be minimised, where the configuration stands, and its values."""
+Scored = list[tuple[float, str, Point]]  # score to be minimised, where the configuration stands, and its values
 
 
 def _from_campaign(folder: Path, source: WarmSource) -> Scored:

@@ -10,8 +10,7 @@ from itertools import chain, product, zip_longest
 
 from hydragnn.base.errors import InputError
 
-Run = Callable[[Sequence[str]], str]
-"""Runs a program and returns its output; InputError where it fails."""
+Run = Callable[[Sequence[str]], str]  # runs a program and returns its output; InputError where it fails
 
 ANSWER = 30.0  # seconds that a scheduler may take to answer
 MOST = 100_000  # names that one entry of a list of nodes may stand for

@@ -68,8 +68,7 @@ class Launcher(ABC):
         self._bucket, self._numbers = TokenBucket(self._limits.rate, BURST), itertools.count()
         self._pipes = PipeSelector()
         self._reports: list[Report] = []
-        self._revoked = ""
-        """Why the allocation is over; empty while it runs."""
+        self._revoked = ""  # why the allocation is over; empty while it runs
         self._leave_by = float("inf")
 
     @property

@@ -104,12 +104,9 @@ class PackLauncher(Launcher):
         self._packs: list[Pack] = []
         self._at_gates = deque[Pack]()
         self._open_ends = OpenEnds(self._watch, self._pipes.wake)
-        self._last_signs = LastSigns()
-        """Of nodes, whose lines come through pipes."""
-        self._probes: dict[str, float] = {}
-        """Deadlines of probes by node."""
-        self._ended_packs: list[tuple[Pack, float]] = []
-        """Ended packs with their times, until the scheduler confirms."""
+        self._last_signs = LastSigns()  # of nodes, whose lines come through pipes
+        self._probes: dict[str, float] = {}  # deadlines of probes by node
+        self._ended_packs: list[tuple[Pack, float]] = []  # ended packs with their times, until the scheduler confirms
         self._next_look = self._next_rest = 0.0
 
     @property

@@ -77,13 +77,11 @@ class StepLauncher(Launcher):
         """``ranks`` on each node of a trial, None: one per GPU."""
         super().__init__(site, allocation, limits)
         self._ranks = ranks
-        self._runs: dict[str, _TrialStep] = {}
-        """By the first slots of their attempts."""
+        self._runs: dict[str, _TrialStep] = {}  # by the first slots of their attempts
         self._queue: deque[Task] = deque()
         self._closed_until = float("-inf")
         self._probes: dict[str, _ProbeStep] = {}
-        self._probe_again: dict[str, float] = {}
-        """Times of second starts, because the scheduler did not answer."""
+        self._probe_again: dict[str, float] = {}  # times of second starts, because the scheduler did not answer
 
     @property
     def slots(self) -> tuple[str, ...]:

@@ -92,8 +92,7 @@ class SchedulerWatch:
         self._of_job = PolledProgram(site.look_at_job(job), LOOK_AT_JOB_EVERY, clock)
         self._answered_at = float("inf")
         self._node_times: dict[str, float] = {}
-        self._trouble: dict[str, tuple[float, float]] = {}
-        """Times of the last trouble of each node: begin and end."""
+        self._trouble: dict[str, tuple[float, float]] = {}  # times of the last trouble of each node: begin and end
         self._job_time, self._suspected_at = float("-inf"), float("inf")
         self.states: NodeStates = {}
         """States of nodes; without those that were never reported."""

@@ -57,8 +57,7 @@ LOG = (
 )  # not to another file, nor waiting at a pipe
 ACCELERATORS = (Path("/dev/nvidiactl"), Path("/dev/kfd"))
 
-Work = Callable[[list[str]], None]
-"""Work of an attempt with these arguments."""
+Work = Callable[[list[str]], None]  # work of an attempt with these arguments
 
 
 def main(words: str, module: str) -> None:

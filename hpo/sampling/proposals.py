@@ -27,8 +27,7 @@ SLOW = 1.0  # seconds of an answer above which a sampler is asked ahead
 BATCH = 64  # configurations asked for at once
 
 
-Cost = tuple[float | None, float | None]
-"""Expected cost of a trial, as ``Estimates`` has it."""
+Cost = tuple[float | None, float | None]  # expected cost of a trial, as ``Estimates`` has it
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,8 +66,7 @@ class Proposals:
         self._coming: Future[Answer] | None = None
         self._last = Answer(points=[])
         self._ready: deque[tuple[Point, Cost]] = deque()
-        self._met = 0
-        """Requests made while the sampler was busy."""
+        self._met = 0  # requests made while the sampler was busy
 
     @property
     def busy(self) -> bool:

@@ -6,8 +6,7 @@ from typing import Literal
 from msgspec import Struct
 
 NodeStatus = Literal["pool", "probing", "quarantined"]
-Fault = tuple[int, int]
-"""A trial and its attempt."""
+Fault = tuple[int, int]  # a trial and its attempt
 
 
 class Strike(Struct, frozen=True, kw_only=True):

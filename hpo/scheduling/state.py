@@ -31,8 +31,7 @@ from hydragnn.record import Failure
 Changes = dict[str, Any]
 """Changed members of ``trials`` and ``nodes`` by name (null: removed), edits of ``waiting`` and ``free``, and other members whole."""
 
-Written = dict[str, Raw]
-"""Changes as a journal has them: the JSON text of each by its name."""
+Written = dict[str, Raw]  # changes as a journal has them: the JSON text of each by its name
 
 TrialStatus = Literal["asked", "waiting", "running", "paused", "finished", "failed", "lost"]
 

@@ -5,6 +5,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from hydragnn.hpo.scheduling.sizing import Load
 from hydragnn.hpo.simulation.assumptions import Assumptions
 from hydragnn.record import FailureKind
 
@@ -30,16 +31,11 @@ class Course:
         return self.curve[-1] if math.isinf(self.fails_at) else math.inf
 
     def epoch_seconds(self, slots: int) -> float:
-        """Duration of an epoch on so many slots.
-
-        >>> Course(work=100.0, scaling=9.0, curve=(1.0,)).epoch_seconds(10)
-        20.0
-        """
-        return self.work / slots * (1 + (slots - 1) / self.scaling)
+        """Duration of an epoch on so many slots."""
+        return Load(self.work, self.scaling).on(slots)
 
 
-CourseOf = Callable[[int], Course]
-"""The configuration with a number."""
+CourseOf = Callable[[int], Course]  # the configuration with a number
 
 
 def drawn_courses(assumptions: Assumptions, epochs: int, seed: int, shares: int = 1) -> CourseOf:

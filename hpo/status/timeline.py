@@ -195,8 +195,7 @@ class TimelineBuilder:
         self._open: dict[str, Outage] = {}
         self._unconfirmed: dict[int, list[int]] = {}
         self._ended = -math.inf
-        self._health = 0
-        """Version of the nodes' health that was looked at."""
+        self._health = 0  # version of the nodes' health that was looked at
 
     def observe(self, event: Event, after: State, now: float) -> None:
         """Note what an event changed."""

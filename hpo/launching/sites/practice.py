@@ -11,8 +11,7 @@ HPE = "https://github.com/HewlettPackard/shs-ccl-docs/blob/main/ccl_env.sh"
 ALCF = "https://docs.alcf.anl.gov/aurora/data-science/frameworks/oneCCL/"
 ALCF_COURSE = "https://github.com/argonne-lcf/ATPESC_MachineLearning/tree/HEAD/01advanced_profiling_deep_learning"
 
-Setup = tuple[tuple[str, str], ...]
-"""Lines of bash with their sources."""
+Setup = tuple[tuple[str, str], ...]  # lines of bash with their sources
 
 
 def exports(variables: Mapping[str, str], source: str) -> Setup:
