@@ -204,8 +204,8 @@ class Node:
     def __init__(self, folder: Path) -> None:
         (folder / "lasting.py").write_text(LASTING)
         environment = {**os.environ, "PYTHONPATH": str(folder), "PMI_RANK": "0", "CUDA_VISIBLE_DEVICES": "4,5,6"}
-        options = "--nodes n1 --shares 3 --gpus 3 --forget PMI_.* lasting"
-        command = [sys.executable, "-P", str(WORKER), *options.split()]
+        options = {"nodes": ["n1"], "shares": 3, "gpus": 3, "forget": "PMI_.*", "hang_seconds": 600.0}
+        command = [sys.executable, "-P", str(WORKER), json.dumps(options), "lasting"]
         pipe = subprocess.PIPE
         self.folder = folder
         self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, bufsize=0, env=environment)
