@@ -19,20 +19,24 @@ _ENERGIES = re.compile(r"(?:^\w+ *: +(\d+).*\n)?^\s*\d+ F=\s*(\S+)\s+E0=\s*(\S+)
 """Last iteration and step of a relaxation in an OSZICAR; those of dynamics begin otherwise."""
 
 _OUTCAR = re.compile(
-    rb"Iteration +\d+\( *(?P<last>\d+)|aborting loop (?P<end>.*)|^ +NELM +=\s*(?P<most>\d+)|FREE ENERGIE OF"
+    rb"Iteration +\d+\( *(?P<last>\d+)|aborting loop (?P<end>.*)|FREE ENERGIE OF"
+    rb"|^ +ISTART =\s*(?P<start>\d+)|^ +NELM +=\s*(?P<most>\d+)"
 )
 FAILURES = {
+    "abinit-out": b"was not enough SCF cycles to converge",
     "aims-output": b"SELF-CONSISTENCY CYCLE DID NOT CONVERGE",
     "castep-castep": b"max. SCF cycles performed but system has not reached",
     "espresso-out": b"convergence NOT achieved",
     "gamess-us-out": b"SCF IS UNCONVERGED",
     "gaussian-out": b"Convergence failure -- run terminated",
+    "gpaw-out": b"Did not converge!",
     "nwchem-out": b"Calculation failed to converge",
     "orca-output": b"not fully converged",
 }
 """Words of outputs about electrons that did not converge, by ASE's name of the format."""
 
-OUTPUTS = frozenset({"vasp-xml", "vasp-out", *FAILURES})
+_AXES = re.compile(rb"(Input|Z-Matrix|Standard) orientation:|^ (Dipole  ) +=")
+OUTPUTS = frozenset({"vasp-xml", "vasp-out", "abinit-gsr", "castep-geom", "castep-md", "gpw", "onetep-out", *FAILURES})
 OUTPUT_UNITS = {"energy": "eV", "free_energy": "eV", "forces": "eV/Angstrom", "stress": "eV/Angstrom^3"}
 """Units to which ASE converts results in outputs of programs."""
 
@@ -47,10 +51,27 @@ def failure(path: Path, kind: str) -> str:
         return FAILURES[kind].decode() if any(FAILURES[kind] in line for line in file) else ""
 
 
+def turned(path: Path, kind: str) -> set[str]:
+    """Return the results of Gaussian along other axes than the positions.
+
+    ASE takes positions along the axes of the input where they are printed. Forces are along these, and the dipole of link 601 is
+    along those of the standard orientation.
+    """
+    from ase.io.formats import open_with_compression
+
+    if kind != "gaussian-out":
+        return set()
+    with open_with_compression(str(path), "rb") as file:
+        marks = {mark[1] or mark[2] for mark in filter(None, map(_AXES.search, file))}
+    own, moved, other_dipole = (bool(some & marks) for some in ({b"Input", b"Z-Matrix"}, {b"Standard"}, {b"Dipole  "}))
+    return {key for key, wrong in {"forces": not own, "dipole": own != other_dipole}.items() if moved and wrong}
+
+
 def converged_steps(path: Path, kind: str, index: str = ":") -> list[bool]:
     """Return for steps in a file of VASP whether their electrons converged.
 
-    They did not where their iterations reached NELM, or an OUTCAR says so. InputError for incomplete XML, whose last step
+    They did not where their iterations reached NELM, or an OUTCAR says so. One iteration is enough for the first step
+    of a run that asks for no more (NELM = 1) and has orbitals of another one (ISTART). InputError for incomplete XML, whose last step
     may be unfinished, and for steps of force fields. Empty for all other files.
     """
     from ase.io.formats import string2index
@@ -76,13 +97,14 @@ def _steps_of(path: Path, kind: str, _: tuple[int, int]) -> tuple[bool | None, .
 
 def _steps_of_outcar(file: Any) -> list[bool | None]:
     none = {"last": b"", "end": b""}
-    marks, steps = {**none, "most": b""}, list[bool | None]()
+    marks, steps = {**none, "most": b"", "start": b"0"}, list[bool | None]()
     for mark in filter(None, map(_OUTCAR.search, file)):
         if mark.lastgroup:
             marks |= {"end": b"", mark.lastgroup: mark[mark.lastgroup]}
         elif len(energy := [*islice(file, 4)]) == 4:  # else ASE has no such step
-            last, end, most = marks.values()
-            converged = b"EDIFF is reached" in end if end else not last or last != most
+            last, end, most, start = marks.values()
+            asked = not steps and last == most == b"1" and start != b"0"
+            converged = asked or (b"EDIFF is reached" in end if end else not last or last != most)
             steps.append(None if b" ML TOTEN" in b"".join(energy) else converged)
             marks |= none
     return steps
@@ -93,10 +115,12 @@ def _steps_of_xml(content: bytes, path: Path) -> list[bool | None]:
         ParserCreate().Parse(content, True)
     except ExpatError as error:
         raise InputError(f"{path} is no complete XML ({error}): was it cut off? Take its OUTCAR") from error
-    most = re.search(rb'name="NELM">\s*(\d+)', content)
+    most, start = (int((re.findall(rb'name="%s">\s*(\d+)' % tag, content) or [0])[-1]) for tag in (b"NELM", b"ISTART"))
     counts = [step.count(b"<scstep>") for step in content.split(b"<calculation>")[1:]]
-    reached = int(most[1]) if most else 0
-    return [count != reached if count else None for count in counts]  # those of response functions are more
+    first = int(
+        most == 1 and start > 0
+    )  # steps whose one iteration is enough; counts of response functions are more than NELM
+    return [(count != most or number < first) if count else None for number, count in enumerate(counts)]
 
 
 def with_energy(atoms: Any, path: Path) -> Any:

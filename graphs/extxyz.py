@@ -96,12 +96,16 @@ def _width_of(properties: str) -> int:
 
 
 def check_elements(text: str) -> None:
-    """Raise ValueError for contradicting elements and missing positions."""
+    """Raise ValueError for contradicting elements and columns."""
     _, comment, *lines = text.split("\n")
     declared = (re.findall(r'Properties="?([^\s"]+)', comment) or [""])[0].split(":")
     names = [REV_PROPERTY_NAME_MAP.get(name, name) for name in declared[::3]]
     if declared[0] and "positions" not in names:  # ASE would put all atoms at the origin
         raise ValueError("Properties names no positions; write pos:R:3 for their columns")
+    if (
+        declared[0] and lines and len(lines[0].split()) > (width := _width_of(":".join(declared)))
+    ):  # ASE would drop the last ones
+        raise ValueError(f"atoms have {len(lines[0].split())} columns, and Properties names {width}; name all of them")
     numbers = _NUMBERS.intersection(names)
     if "symbols" not in names or not numbers:
         return

@@ -100,11 +100,11 @@ def _row(log: Path, step: str, keys: Collection[str], atoms: Any, units: str) ->
 def _thermo(log: Path, units: str, _changed: int) -> tuple[dict[str, dict[str, str]], set[str]]:
     """Return thermo output by step, empty where rows differ; numbers of atoms."""
     check_readable(log)
-    text, columns, rows = log.read_text(errors="replace"), list[str](), dict[str, dict[str, str]]()
+    text, columns, rows = log.read_text(errors="replace").rpartition("\n")[0], list[str](), dict[str, dict[str, str]]()
     runs = [set[int]()]
-    if re.search(r"^thermo_modify\b.*\bnorm\s+yes", text, re.MULTILINE):
+    if re.search(r"^\s*thermo_modify\b.*\bnorm\s+yes", text, re.MULTILINE):
         raise InputError(f"{log} has energies per atom (thermo_modify norm yes); print them with norm no")
-    if (stated := re.search(r"^units\s+(\w+)", text, re.MULTILINE)) and stated[1] != units:
+    if (stated := re.search(r"^\s*units\s+(\w+)", text, re.MULTILINE)) and stated[1] != units:
         raise InputError(f'{log} is in units {stated[1]}; say units = "{stated[1]}"')
     for words in map(str.split, text.splitlines()):
         if words[:1] in (["Step"], ["Loop"]):

@@ -39,6 +39,8 @@ def molecules_of_sdf(path: Path) -> Iterator[Any]:
         title, program, _, counts, *lines = f"{table}\n\n\n".split("\n")
         if program[20:22] == "2D":
             raise InputError(f"{where} is a drawing in two dimensions; give its positions in space")
+        if "\nM  END" in rest:
+            raise InputError(f"{where} and the next one are not parted; write a line $$$$ between them")
         if "V3000" in counts:
             one = _molecule_of_v3000(record, where)
         else:

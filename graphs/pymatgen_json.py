@@ -84,7 +84,9 @@ def _records(value: Any, names: tuple[str, ...], top: bool = True) -> Iterator[d
         for name, one in value.items():
             yield from _records(one, (name, *names), False)
     else:
-        yield {**dict(zip(("id", "material_id"), names)), **({"structure": value} if "sites" in value else value)}
+        record = {"structure": value} if "sites" in value else value
+        outer = dict(zip(("id", "material_id"), names))
+        yield {**record, **{key: name for key, name in outer.items() if record.get(key) is None}}
 
 
 def _atoms(record: dict[str, Any], where: str, keys: Collection[str]) -> Any:

@@ -26,8 +26,8 @@ MARKS_OF_ELEMENTS = {
     ),
     "lammps-dump-binary": (_NEVER, NO_ELEMENTS),
     "proteindatabank": (
-        re.compile(r"\A(?![\s\S]*^(ATOM  |HETATM)(?!.{70}[ A-Z][A-Z]))", re.MULTILINE | re.IGNORECASE),
-        f"{_BY_NAME} columns 77 and 78",
+        re.compile(r"\A(?![\s\S]*^(ATOM  |HETATM)(?!.{70}(?! [DT])[ A-Z][A-Z]))", re.MULTILINE | re.IGNORECASE),
+        f"{_BY_NAME} columns 77 and 78, H for D",
     ),
     "gromacs": (_NEVER, f"{_BY_NAME} a PDB or XYZ file with elements"),
 }

@@ -18,7 +18,7 @@ from hydragnn.datasets.sources.atoms_text import ATOMS, atoms_text
 from hydragnn.datasets.sources.base import Make, MakerOfMany, ObjectsBuild
 from hydragnn.datasets.sources.table_files import find_files
 from hydragnn.graphs.batch import GraphBatch
-from hydragnn.graphs.calculation_files import OUTPUT_UNITS, OUTPUTS, converged_steps, failure
+from hydragnn.graphs.calculation_files import OUTPUT_UNITS, OUTPUTS, converged_steps, failure, turned
 from hydragnn.graphs.lammps_files import LAMMPS_UNITS
 from hydragnn.graphs.molecule_files import QM9_UNITS
 from hydragnn.graphs.objects import library_of
@@ -80,6 +80,8 @@ class AseBuild(ObjectsBuild):
             if self.divides(path):
                 with open_with_compression(str(path), "r") as file:
                     for text in frames_of_xyz(file):
+                        if not number and _OF_CP2K.match(text):
+                            self.check_units({"E": "Ha"}, str(path))
                         _check_entries(text, keys, path, number)
                         if self.index == ":":
                             read = partial(_read_frame, text, path, number, self.text_keys)
@@ -91,6 +93,8 @@ class AseBuild(ObjectsBuild):
             failed = self.unconverged(path)
             if self.needs_labels and (words := failure(path, kind)):
                 raise InputError(f"{path} says {words!r}, and what did not converge is no label; leave it out")
+            for key in sorted(turned(path, kind) & keys):
+                raise InputError(f"{path} has the {key} along other axes than its positions; run it with nosymm")
             for atoms in structures_of(path, self.index, self.format, self.text_keys, self.dumps, keys):
                 yield None if number in failed else (len(atoms), partial(_itself, atoms))
                 number += 1
@@ -228,6 +232,10 @@ class OneStructure(MakerOfMany):
         return batch.with_texts({key: [own[key][0] for own in texts] for key in texts[0]})
 
 
+_OF_CP2K = re.compile(r"[^\n]*\n i = +\d+,.* E = ")
+"""Beginning of a trajectory of CP2K."""
+
+
 def frame_name(file: str, index: str, number: int) -> str:
     """Return file and frame of a structure among those of the ``index``.
 
@@ -283,17 +291,19 @@ def species_problem(error: Exception) -> str:
     traceback = list(walk_tb(error.__traceback__))
     if not isinstance(error, KeyError) or traceback[-1][0].f_globals["__name__"] != "ase.symbols":
         return ""
-    return f"has an atom {error.args[0]!r}, which is no chemical symbol; write {symbol_of(str(error.args[0]))}"
+    label = str(error.args[0])
+    return f"has an atom {label!r}, which is no chemical symbol; write {symbol_of(label)}"
 
 
 def symbol_of(label: str) -> str:
     """Return the advice for an atom's label.
 
-    >>> symbol_of("Fe1"), symbol_of("Hw"), symbol_of("Q1")
+    >>> symbol_of("Fe1"), symbol_of("D"), symbol_of("Q1")
     ('Fe, and keep labels in a column of their own', 'H, and keep labels in a column of their own', 'the symbol of its element')
     """
     from ase.data import atomic_numbers
 
     letters = "".join(takewhile(str.isalpha, label))
+    letters = {"D": "H", "T": "H"}.get(letters, letters)  # isotopes are no elements
     symbol = next((known for known in (letters, letters[:1]) if atomic_numbers.get(known)), None)
     return f"{symbol}, and keep labels in a column of their own" if symbol else "the symbol of its element"

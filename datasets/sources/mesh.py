@@ -103,10 +103,10 @@ class MeshBuild(BuildSettings):
             elif field.optional:
                 absent.add(field.name)
             else:
-                have = ", ".join(sorted(source) if field.on == "node" else []) or "nothing"
+                have = ", ".join(sorted(sources[field.step]) if field.on == "node" else []) or "nothing"
                 move = "name the right key" if field.on == "node" else "give a table with it as labels"
                 raise InputError(
-                    f"{name}: no {', '.join(field.keys)} for the {field.on} field {field.name}; there is {have}; {move}, or set "
+                    f"{frames[number + field.step][1]}: no {', '.join(field.keys)} for the {field.on} field {field.name}; there is {have}; {move}, or set "
                     "optional = true where graphs may lack the field"
                 )
         on_graph = [field.name for field in self.fields if field.on == "graph"]

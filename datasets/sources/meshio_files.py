@@ -1,5 +1,6 @@
 """Files that meshio reads, and image data of VTK."""
 
+import base64
 import lzma
 import re
 import zlib
@@ -27,6 +28,7 @@ def reading(path: Path) -> Iterator[None]:
 
     size = path.stat().st_size
     _vtu.zlib, _vtu.lzma = Unpacker(zlib.decompressobj, size), Unpacker(lzma.LZMADecompressor, size)
+    _vtu._parse_raw_binary = _xml_of_raw
     try:
         with redirect_stdout(StringIO()):  # some of meshio's readers print
             yield
@@ -37,6 +39,31 @@ def reading(path: Path) -> Iterator[None]:
         raise InputError(f"{path} cannot be read by meshio ({reason}); check it") from error
     finally:
         _vtu.zlib, _vtu.lzma = zlib, lzma
+
+
+def _xml_of_raw(path: Path | str) -> ElementTree.Element:
+    """Return XML whose appended raw bytes are in base64.
+
+    In place of meshio's function, which finds an array by its offset among those it has changed, and so takes another one.
+    """
+    head, mark, rest = Path(path).read_bytes().partition(b"<AppendedData")
+    data = rest.partition(b"_")[2].rpartition(b"</AppendedData>")[0]
+    root = ElementTree.fromstring(head + mark + b"/></VTKFile>")
+    order = {"LittleEndian": "<", "BigEndian": ">"}[root.get("byte_order", "LittleEndian")]
+    header, text = np.dtype(f"{order}u{4 if root.get('header_type', 'UInt32') == 'UInt32' else 8}"), "_"
+    for array in [one for one in root.iter("DataArray") if one.get("format") == "appended"]:
+        place = int(array.attrib["offset"])
+        array.set("offset", str(len(text) - 1))
+        (size,) = np.frombuffer(data, header, 1, place).tolist()
+        parts = [header.itemsize + size]
+        if root.get("compressor"):  # size is a number of blocks, whose sizes stand behind two more numbers
+            parts = [header.itemsize * (3 + size), sum(np.frombuffer(data, header, 3 + size, place)[3:].tolist())]
+        for part in parts:
+            text += base64.b64encode(data[place : place + part]).decode()
+            place += part
+    root[-1].text = text
+    root[-1].set("encoding", "base64")
+    return root
 
 
 def xml_of(path: Path) -> ElementTree.Element:

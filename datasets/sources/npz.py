@@ -29,6 +29,9 @@ from hydragnn.datasets.sources.table_files import (
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import ATOMIC_NUMBERS, Location
 from hydragnn.graphs.network import check_reversed
+from hydragnn.graphs.problems import ROUNDING
+from hydragnn.graphs.texts import as_text
+from hydragnn.graphs.units import LENGTH_UNIT, unit_factor
 
 Array = NDArray[Any]
 _Geometry = tuple[Array | None, Array | None, Array, Array, Array | None]
@@ -282,6 +285,7 @@ def _open(path: Path, settings: NpzBuild) -> _Source:
         raise InputError(f"{path} has an array {LEAD}, the key of a difference of times; name the array otherwise")
     if settings.positions is not None or settings.grid:
         settings.check_geometry(names, str(path))
+    _check_units(path, settings, {key: read_npz(path, [key])[key] for key in ("r_unit", "e_unit") if key in names})
     if any(field.step for field in settings.fields) and TIME in names:
         table |= read_npz(path, [TIME])
     table |= {LEAD: table[TIME]} if leads else {}  # a difference of times
@@ -304,6 +308,19 @@ def _open(path: Path, settings: NpzBuild) -> _Source:
         )
     source.check()
     return source
+
+
+def _check_units(path: Path, settings: NpzBuild, stated: Table) -> None:
+    """Raise InputError for units other than those that a file of sGDML states."""
+    length, energy = (as_text(stated.get(key)) for key in ("r_unit", "e_unit"))
+    length, energy = ({"au": own}.get(unit, unit) for own, unit in (("bohr", length), ("Ha", energy)))
+    units = {"R": length, "E": energy, "F": f"{energy}/{length}"}
+    settings.check_units({key: unit for key, unit in units.items() if unit_factor(unit, unit)}, str(path))
+    declared = str(settings.attributes.get(LENGTH_UNIT, "Angstrom"))
+    if settings.positions == "R" and abs((unit_factor(length, declared) or 1) - 1) > ROUNDING:
+        raise InputError(
+            f"{path}: R is in {length}, not {declared}; write [attributes] {LENGTH_UNIT} = {length!r}, with a cutoff in it"
+        )
 
 
 def _offsets(path: Path, table: Table, name: str) -> Array:

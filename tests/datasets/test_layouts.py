@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ ATOMS: dict[str, Any] = {"kind": "ase", "cutoff": 5.0}
 GAP = {"name": "gap", "on": "graph", "role": "target"}
 FORCE = {"name": "force", "on": "node", "shape": [3], "parity": "vector"}
 U, V = {"name": "u", "on": "node"}, {"name": "v", "on": "node", "role": "target", "key": "u", "step": 1}
+W = U | {"optional": True}
 TIME, LEAD = {"name": "time", "on": "graph"}, {"name": "lead", "on": "graph", "key": "lead_time", "step": 1}
 
 SDF = """water
@@ -88,6 +90,7 @@ TABLES: dict[str, dict[str, Any]] = {
     "a.xyz": ATOMS | {"fields": [GAP | {"unit": "Ha"}, Q], "texts": ["smiles"]},
     "ev.xyz": ATOMS | {"fields": [GAP | {"unit": "eV"}]},
     "a.pdb": ATOMS,
+    "cp2k.xyz": ATOMS | {"fields": [GAP | {"key": "E", "unit": "eV"}]},
     "a.gro": ATOMS,
     "a.json": ATOMS | {"fields": [GAP, FORCE], "texts": ["material_id"]},
     "q.json": ATOMS | {"fields": [{"name": "charge", "on": "graph"}]},
@@ -111,6 +114,7 @@ RIGHT: list[tuple[str, str, dict[str, list[Any]]]] = [
         json.dumps(BY_MATERIAL),
         {"name": ["mp-1-0", "mp-1-1", "mp-2-0"], "material_id": ["mp-1", "mp-1", "mp-2"]},
     ),
+    ("a.json", json.dumps({"mp-1": {"a": record(1.0, id=None)}}), {"name": ["a"], "material_id": ["mp-1"]}),
     ("q.json", json.dumps(STRUCTURE | {"charge": -1}), {"charge": [-1]}),
     ("a.json", json.dumps({"mp-1": [record(1.0), record(2.0)]}), {"gap": [1, 2], "name": ["mp-1#0", "mp-1#1"]}),
     ("a.jsonl", LINES, {"gap": [1, 2], "name": ["a.jsonl#0", "a.jsonl#1"]}),
@@ -156,6 +160,10 @@ WRONG = [
             V3000.replace("M  END", ""),
         )
     ],
+    ("a.sdf", TWO.replace("$$$$", "", 1), "molecule 0 and the next one are not parted; write a line $$$$"),
+    ("a.sdf", TWO.replace(" O ", " D "), "an atom 'D', which is no chemical symbol; write H"),
+    ("a.pdb", f"{PDB[:-1]}           D\n".replace("CA ", "DB2", 1), "write columns 77 and 78, H for D"),
+    ("cp2k.xyz", "1\n i =        0, time =        0.000, E =        -1.5\nH 0 0 0\n", "E is in Ha, not eV; say"),
     ("a.sdf", TWO.replace(" O ", " R#"), "an atom 'R#', which is no chemical symbol"),
     ("a.sdf", TWO.replace("<note>", "<gap>"), "molecule 0 has several values of gap; keep one"),
     ("a.sdf", TWO.replace("7.5", "nan"), "field gap: nan"),
@@ -232,6 +240,37 @@ def test_meshes_of_one_series_are_frames(table: Any, times: list[float], names: 
     assert graphs["time"].tolist() == times and graphs["lead"].tolist() == [times[0], 8 * times[0]]
     assert list(graphs.names) == names and {*graphs.texts["run"]} == {*table["files"]}
     refused(tmp_path, "frames are not equally spaced in time", kind="mesh", **table, fields=[U, V])
+    meshio.Mesh(np.eye(3), [("triangle", [[0, 1, 2]])], point_data={"w": np.ones(3)}).write(tmp_path / "run_2.vtu")
+    second = "run.pvd#1" if "run.pvd" in names[0] else "run_2.vtu"
+    refused(tmp_path, f"{second}: no u for the node field v; there is w", kind="mesh", **table, fields=[W, V, LEAD])
+
+
+@pytest.mark.parametrize("compressor", [None, "vtkZLibDataCompressor"])
+def test_arrays_of_raw_bytes_are_found_by_their_own_offsets(compressor: str | None, tmp_path: Path) -> None:
+    fields = {name: np.random.default_rng(number).random(5, np.float32) for number, name in enumerate("abcdef")}
+    places = np.random.default_rng(9).random((5, 3)).astype(np.float32)
+    cells = {"connectivity": np.array([0, 1, 2, 2, 3, 4]), "offsets": np.array([3, 6]), "types": np.full(2, 5, "u1")}
+    data, tags = b"", dict[str, str]()
+    for name, array in {**fields, "Points": places, **cells}.items():
+        kind = array.dtype.name.title().replace("Ui", "UI")
+        tags[name] = f'<DataArray type="{kind}" Name="{name}" NumberOfComponents="{array[0].size}" format="appended" '
+        tags[name] += f'offset="{len(data)}"/>'
+        block = zlib.compress(array.tobytes()) if compressor else array.tobytes()
+        counts = [1, array.nbytes, array.nbytes, len(block)] if compressor else [len(block)]
+        data += np.array(counts, "<u4").tobytes() + block
+    head = f'<VTKFile type="UnstructuredGrid" version="0.1" byte_order="LittleEndian" compressor="{compressor}">'
+    head = head.replace(' compressor="None"', "") + '<UnstructuredGrid><Piece NumberOfPoints="5" NumberOfCells="2">'
+    sets = {"PointData": fields, "Points": ["Points"], "Cells": cells}
+    head += "".join(f"<{key}>{''.join(tags[name] for name in names)}</{key}>" for key, names in sets.items())
+    end = b"\n</AppendedData></VTKFile>"
+    head += '</Piece></UnstructuredGrid><AppendedData encoding="raw">\n_'
+    (tmp_path / "a.vtu").write_bytes(head.encode() + data + end)
+    table = {"kind": "mesh", "files": ["a.vtu"], "fields": [{"name": name, "on": "node"} for name in fields]}
+    graphs = built(tmp_path, **table)
+    assert all(np.array_equal(graphs[name], array) for name, array in fields.items())
+    np.testing.assert_array_equal(graphs.positions, places)
+    (tmp_path / "a.vtu").write_bytes(head.encode() + data[:-9] + end)
+    refused(tmp_path, "a.vtu cannot be read by meshio", **table)
 
 
 LISTS = [
@@ -358,7 +397,8 @@ DUMPS: list[tuple[str, str, dict[str, Any], list[float] | str]] = [
     (DUMP, LOG + "Step PotEng\n20 -6.0\n", {}, "at step 20 of the dump, or several that differ"),
     (DUMP, LOG.replace("2 atoms", "500 atoms"), {}, "log.lammps is of 500 atoms, and the dump has 2 at step 10"),
     (DUMP, "thermo_modify norm yes\n" + LOG, {}, "log.lammps has energies per atom"),
-    (DUMP, "units           real\n" + LOG, {}, "log.lammps is in units real; say units"),
+    (DUMP, "Step Press PotEng\n10 0 -6.5\n20 0 -6.25", {}, "log.lammps has no PotEng at step 20"),  # of -6.25731
+    (DUMP, "  units         real\n" + LOG, {}, "log.lammps is in units real; say units"),
     (DUMP, LOG, {"log": "other.log"}, "other.log: no such file"),
     (DUMP + STEP.format(20), LOG, {}, "x.lammpstrj#1 and x.lammpstrj#2 are both of step 20"),
     (DUMP[:-1], LOG, {}, "x.lammpstrj was cut off or counts wrong"),

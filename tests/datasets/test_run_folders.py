@@ -89,6 +89,21 @@ def test_steps_of_vasp_that_did_not_converge_are_left_out(file: str, tmp_path: P
     assert [note[-2:] for note in store_info(tmp_path / "both.h5").notes[:2]] == ["#1", "-2"]
 
 
+@pytest.mark.parametrize(("start", "converged"), [("0", False), ("1", True)])
+@pytest.mark.parametrize("file", ["vasprun.xml", "OUTCAR"])
+def test_one_iteration_is_enough_with_orbitals_of_another_run(
+    file: str, start: str, converged: bool, tmp_path: Path
+) -> None:
+    text = (VASP / {"OUTCAR": "OUTCAR_example_1"}.get(file, "vasprun_pstress.xml")).read_text()
+    text = re.sub(r'((NELM|ISTART)(">| +=) *)\d+', lambda mark: mark[1] + {"NELM": "1"}.get(mark[2], start), text)
+    one = re.findall(r"  <scstep>.*?</scstep>\n", text, re.DOTALL)
+    text = re.sub(r"Iteration +1\( *\d+\)", "Iteration 1( 1)", text)
+    for more in one[1:]:
+        text = text.replace(more, "")
+    (tmp_path / file).write_text(text.replace("aborting loop because EDIFF is", "aborting loop EDIFF was not"))
+    assert converged_steps(tmp_path / file, {"OUTCAR": "vasp-out"}.get(file, "vasp-xml"))[0] is converged
+
+
 @pytest.mark.parametrize("kind", sorted(FAILURES))
 def test_outputs_that_say_that_electrons_did_not_converge_are_refused(kind: str, tmp_path: Path) -> None:
     (tmp_path / "run.out").write_bytes(b"SCF\n  *** " + FAILURES[kind] + b" after 100 cycles\n")
@@ -105,6 +120,34 @@ def test_a_structure_whose_electrons_did_not_converge_is_predicted(tmp_path: Pat
     (atoms,) = structures_of(tmp_path / "run.log")
     assert whole == pytest.approx([-27.2114], abs=1e-3) and atoms.calc is None and len(atoms) == 2
     refused(tmp_path, "run.log says", **table)
+
+
+DIPOLE = " Dipole moment (field-independent basis, Debye):\n    X=              0.5    Y=              0.0    Z=   0.0  Tot= 0\n"
+AXES: list[tuple[str, str, str | None]] = [
+    ("forces", GAUSSIAN, "run.log has the forces along other axes than its positions; run it with nosymm"),
+    ("forces", GAUSSIAN.replace("Standard", "Input"), None),
+    ("forces", GAUSSIAN.replace("Standard", "Input").replace(" SCF", " Standard orientation:\n SCF"), None),
+    ("dipole", GAUSSIAN + DIPOLE, None),
+    (
+        "dipole",
+        GAUSSIAN.replace("Standard", "Input").replace(" SCF", " Standard orientation:\n SCF") + DIPOLE,
+        "the dipole",
+    ),
+]
+
+
+@pytest.mark.parametrize(("key", "text", "words"), AXES)
+def test_vectors_of_gaussian_are_along_the_axes_of_positions(
+    key: str, text: str, words: str | None, tmp_path: Path
+) -> None:
+    forces = "".join(f"      {number}       29      0.1   0.2   0.3\n" for number in (1, 2))
+    (tmp_path / "run.log").write_text(f"{text} Center     Atomic      Forces (Hartrees/Bohr)\n -\n -\n{forces} -\n")
+    field = {"name": key, "on": "node" if key == "forces" else "graph", "shape": [3], "role": "target"}
+    table = {**ASE, "files": ["run.log"], "fields": [field]}
+    if words:
+        refused(tmp_path, words, **table)
+    else:
+        assert len(built(tmp_path, **table)) == 1
 
 
 @pytest.mark.parametrize("file", ["vasprun.xml", "OUTCAR"])
@@ -250,3 +293,33 @@ def test_frames_of_one_molecule_share_its_elements(names: tuple[str, ...], count
     }.items():
         np.savez(tmp_path / "m.npz", **dict(zip(names, values)))
         refused(tmp_path, words, **table)
+
+
+@pytest.mark.parametrize(
+    ("length", "energy", "words"),
+    [
+        ("Ang", "kcal/mol", ""),
+        ("Ang", "", ""),
+        ("Ang", "unknown", ""),
+        (
+            "bohr",
+            "kcal/mol",
+            'F is in kcal/mol/bohr, not kcal/mol/Angstrom; say unit = "kcal/mol/bohr", or scale = 1.88',
+        ),
+        ("au", "", "R is in bohr, not Angstrom; write [attributes] length_unit = 'bohr'"),
+        ("Ang", "eV", 'E is in eV, not kcal/mol; say unit = "eV", or scale = 23.06'),
+        ("Ang", "au", "E is in Ha, not kcal/mol"),
+    ],
+)
+def test_units_that_an_npz_file_states_are_those_of_its_fields(
+    length: str, energy: str, words: str, tmp_path: Path
+) -> None:
+    arrays = {"R": np.eye(3)[None], "z": np.ones(3, int), "E": np.ones(1), "F": np.ones((1, 3, 3))}
+    np.savez(tmp_path / "m.npz", r_unit=np.array(length), e_unit=np.array(energy), **arrays)
+    forces = {"name": "forces", "key": "F", "on": "node", "shape": [3], "unit": "kcal/mol/Angstrom"}
+    table = {"kind": "npz", "files": ["m.npz"], "positions": "R", "cutoff": 2.0}
+    table["fields"] = [ENERGY | {"key": "E", "unit": "kcal/mol"}, forces]
+    if words:
+        refused(tmp_path, words, **table)
+    else:
+        assert len(built(tmp_path, **table)) == 1

@@ -137,6 +137,7 @@ NO_FRAME = {
     'PBC="F F F"': "has no meaning; write pbc",
     'lattice="5 0 0 0 5 0 0 0 5"': "has no meaning; write Lattice",
     **{f"Properties=species:S:1:pos:R:3:{columns}": "more than 100,000 columns" for columns in COLUMNS},
+    f"{BOX} Properties=pos:R:3": "atoms have 4 columns, and Properties names 3",
     f'{BOX} stress="{HALVES.format(0.03)}"': "stress is no symmetric tensor",  # ASE takes one half
     f"{BOX} stress={{{HALVES.format(0.03)}}}": "stress is no symmetric tensor",
 }
