@@ -297,8 +297,9 @@ class BuildSettings(Settings, ABC):
         found = [] if getattr(self, "_objects", None) is not None else map(matching_files, self.files)
         paths = [*dict.fromkeys(chain.from_iterable(found))]
         parents = {path.parent: path.parent.resolve() for path in paths}
-        names = dict(zip(parents, distinct_names([*parents.values()])))
-        return {file: names[path.parent] for file, path in zip(distinct_names(paths), paths)}
+        places = [*dict.fromkeys(parents.values())]
+        names = dict(zip(places, distinct_names(places)))
+        return {file: names[parents[path.parent]] for file, path in zip(distinct_names(paths), paths)}
 
     def texts_of(self, entries: Mapping[str, Any], number: str) -> dict[str, list[str]]:
         """Return a graph's texts; ``number`` is its name by default.

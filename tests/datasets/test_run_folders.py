@@ -218,6 +218,13 @@ def test_a_folder_for_each_structure(table: dict[str, Any], values: list[float],
     assert list(graphs.texts["file"]) == [f"{one}/{Path(table['files'][0]).name}" for one in graphs.texts["folder"]]
 
 
+def test_a_folder_and_a_link_to_it_have_one_name(tmp_path: Path) -> None:
+    crystals(tmp_path)
+    (tmp_path / "link").symlink_to("calc")
+    graphs = built(tmp_path, **ASE, files=["calc/1/CONTCAR", "link/1/CONTCAR", "link/2/CONTCAR"], fields=[ENERGY])
+    assert list(graphs.texts["folder"]) == ["1", "1", "2"]
+
+
 def put(file: str, text: str | int) -> Callable[[Path], Any]:
     """Write a text, or keep so many letters of a file."""
     return lambda at: (at / file).write_text((at / file).read_text()[:text] if isinstance(text, int) else text)
