@@ -39,6 +39,22 @@ _AXES = re.compile(rb"(Input|Z-Matrix|Standard) orientation:|^ (Dipole  ) +=")
 OUTPUTS = frozenset({"vasp-xml", "vasp-out", "abinit-gsr", "castep-geom", "castep-md", "gpw", "onetep-out", *FAILURES})
 OUTPUT_UNITS = {"energy": "eV", "free_energy": "eV", "forces": "eV/Angstrom", "stress": "eV/Angstrom^3"}
 """Units to which ASE converts results in outputs of programs."""
+_PROGRAMS = {
+    "extxyz": (re.compile(rb"[^\n]*\n i = +\d+,.* E = "), {"E": "Ha"}),
+    "xsf": (re.compile(rb"#.*total energy"), {"forces": "eV^2/Ha/Angstrom"}),
+}
+"""Beginning of files of CP2K and aenet by format, and units of their values; ASE takes forces of XSF to be in Ha/Angstrom."""
+
+
+def units_of(path: Path, kind: str) -> dict[str, str]:
+    """Return units of values in a file by name, as far as its program states them."""
+    from ase.io.formats import open_with_compression
+
+    if kind not in _PROGRAMS:
+        return OUTPUT_UNITS if kind in OUTPUTS else {}
+    mark, units = _PROGRAMS[kind]
+    with open_with_compression(str(path), "rb") as file:
+        return units if mark.match(file.read(400)) else {}
 
 
 def failure(path: Path, kind: str) -> str:

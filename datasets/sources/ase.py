@@ -18,7 +18,7 @@ from hydragnn.datasets.sources.atoms_text import ATOMS, atoms_text
 from hydragnn.datasets.sources.base import Make, MakerOfMany, ObjectsBuild
 from hydragnn.datasets.sources.table_files import find_files
 from hydragnn.graphs.batch import GraphBatch
-from hydragnn.graphs.calculation_files import OUTPUT_UNITS, OUTPUTS, converged_steps, failure, turned
+from hydragnn.graphs.calculation_files import converged_steps, failure, turned, units_of
 from hydragnn.graphs.lammps_files import LAMMPS_UNITS
 from hydragnn.graphs.molecule_files import QM9_UNITS
 from hydragnn.graphs.objects import library_of
@@ -75,13 +75,11 @@ class AseBuild(ObjectsBuild):
         number, keys = 0, {*(field.keys[0] for field in self.fields), *self.text_keys}
         try:
             kind = format_of(path, self.format)
-            self.check_units(QM9_UNITS if kind == "qm9" else OUTPUT_UNITS if kind in OUTPUTS else {}, str(path))
+            self.check_units(QM9_UNITS if kind == "qm9" else units_of(path, kind), str(path))
             self.check_dump(path, kind == DUMP)
             if self.divides(path):
                 with open_with_compression(str(path), "r") as file:
                     for text in frames_of_xyz(file):
-                        if not number and _OF_CP2K.match(text):
-                            self.check_units({"E": "Ha"}, str(path))
                         _check_entries(text, keys, path, number)
                         if self.index == ":":
                             read = partial(_read_frame, text, path, number, self.text_keys)
@@ -230,10 +228,6 @@ class OneStructure(MakerOfMany):
             return None
         texts = [one.settings.entries(atoms, one.file, one.number) for one, atoms in zip(makers, structures)]
         return batch.with_texts({key: [own[key][0] for own in texts] for key in texts[0]})
-
-
-_OF_CP2K = re.compile(r"[^\n]*\n i = +\d+,.* E = ")
-"""Beginning of a trajectory of CP2K."""
 
 
 def frame_name(file: str, index: str, number: int) -> str:

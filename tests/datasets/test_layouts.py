@@ -90,6 +90,7 @@ TABLES: dict[str, dict[str, Any]] = {
     "a.xyz": ATOMS | {"fields": [GAP | {"unit": "Ha"}, Q], "texts": ["smiles"]},
     "ev.xyz": ATOMS | {"fields": [GAP | {"unit": "eV"}]},
     "a.pdb": ATOMS,
+    "a.xsf": ATOMS | {"fields": [FORCE | {"key": "forces", "unit": "eV/Angstrom"}]},
     "cp2k.xyz": ATOMS | {"fields": [GAP | {"key": "E", "unit": "eV"}]},
     "a.gro": ATOMS,
     "a.json": ATOMS | {"fields": [GAP, FORCE], "texts": ["material_id"]},
@@ -143,6 +144,7 @@ def test_a_layout_has_its_numbers_and_texts(file: str, text: str, values: dict[s
 
 
 PDB = "HETATM    4 CA    CA A   2      15.000   9.000  -3.000  1.00  0.00\n"
+AENET = "# total energy = -1.5 eV\nATOMS\nH 0 0 0 0 0 1\nH 0 0 0.7 0 0 -1\n"
 WRONG = [
     ("a.sdf", TWO.replace("M  END\n", "", 1)[:-90], "molecule 1 is cut off"),
     ("a.sdf", TWO.replace("M  END\n", "")[:-5], "molecule 1 is cut off"),
@@ -164,6 +166,7 @@ WRONG = [
     ("a.sdf", TWO.replace(" O ", " D "), "an atom 'D', which is no chemical symbol; write H"),
     ("a.pdb", f"{PDB[:-1]}           D\n".replace("CA ", "DB2", 1), "write columns 77 and 78, H for D"),
     ("cp2k.xyz", "1\n i =        0, time =        0.000, E =        -1.5\nH 0 0 0\n", "E is in Ha, not eV; say"),
+    ("a.xsf", AENET, "or scale = 0.036749322"),
     ("a.sdf", TWO.replace(" O ", " R#"), "an atom 'R#', which is no chemical symbol"),
     ("a.sdf", TWO.replace("<note>", "<gap>"), "molecule 0 has several values of gap; keep one"),
     ("a.sdf", TWO.replace("7.5", "nan"), "field gap: nan"),
