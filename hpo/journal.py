@@ -71,19 +71,20 @@ def replay(path: Path, follow: Callable[[Event, State], object] = lambda event, 
     """Return the campaign of a journal; ``follow`` is called after every event."""
     state = State()
     with young_garbage_only():
-        for counted in read_lines(path, LineChain(path)):
-            entry = entry_of(counted, path)
-            apply_changes(state, entry, path)
+        for entry in followed(path, LineChain(path), state):
             follow(entry.event, state)
     return state
 
 
-def apply_changes(state: State, entry: Entry, path: Path) -> None:
-    """Change a campaign as a line says; InputError where it cannot."""
-    try:
-        state.apply(entry.event, entry.then)
-    except InputError as error:
-        raise InputError(f"{path}: line {entry.line}: {error}; restore the file from a copy") from error
+def followed(path: Path, chain: LineChain, state: State, *, brief: bool = False) -> Iterator[Entry]:
+    """Yield new entries, each when the campaign has its changes; InputError where they do not fit."""
+    for counted in read_lines(path, chain):
+        entry = entry_of(counted, path, brief=brief)
+        try:
+            state.apply(entry.event, entry.then)
+        except InputError as error:
+            raise InputError(f"{path}: line {entry.line}: {error}; restore the file from a copy") from error
+        yield entry
 
 
 class Journal(AbstractContextManager["Journal"]):

@@ -12,7 +12,7 @@ from hydragnn.hpo.costs import Estimates
 from hydragnn.hpo.folder import NAME, campaign_table
 from hydragnn.hpo.fronts import Bounds, front_of
 from hydragnn.hpo.journal import NAME as JOURNAL
-from hydragnn.hpo.journal import apply_changes, entry_of, read_lines, young_garbage_only
+from hydragnn.hpo.journal import followed, young_garbage_only
 from hydragnn.hpo.lines import LineChain
 from hydragnn.hpo.objective import goals_of, quantity_text
 from hydragnn.hpo.scheduling.events import node_of
@@ -200,9 +200,7 @@ class Follower:
         """Read new complete lines; return False without any."""
         path, state, before = self._folder / JOURNAL, self.builder.state, self._chain.length
         with young_garbage_only():
-            for counted in read_lines(path, self._chain):
-                entry = entry_of(counted, path, brief=True)
-                apply_changes(state, entry, path)
+            for entry in followed(path, self._chain, state, brief=True):
                 self.builder.observe(entry.event, state, entry.time)
                 self._estimates.follow(entry.event, state)
                 self._last = entry.time
