@@ -77,7 +77,7 @@ def replay(path: Path, follow: Callable[[Event, State], object] = lambda event, 
 
 
 def followed(path: Path, chain: LineChain, state: State, *, brief: bool = False) -> Iterator[Entry]:
-    """Yield new entries, each when the campaign has its changes; InputError where they do not fit."""
+    """Yield new entries once the campaign has their changes."""
     for counted in read_lines(path, chain):
         entry = entry_of(counted, path, brief=brief)
         try:
