@@ -29,7 +29,7 @@ from hydragnn.record import RunRecord, write_record
 WIDE = tuple(f"n{number:04d}" for number in range(1200))
 PACK = """#!/bin/sh
 # a launcher and the packs behind it: every request begins, every go is followed by an end, unless the attempt is long
-case "$*" in *--nodes*) ;; *) exit 1 ;; esac
+case "$*" in *worker.py*) ;; *) exit 1 ;; esac
 while read -r slot words; do
   case "$words" in
     "{"*/long*) long="$long $slot "; echo "$slot {\\"pid\\": 1}" ;;
