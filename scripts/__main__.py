@@ -29,7 +29,12 @@ def main() -> None:
     _check_surroundings()
     try:
         if re.search(r"--workers[= ](?!1( |$))", " ".join(sys.argv)):
-            _load_workers_early(sys.argv[1:3])
+            from hydragnn.base.forked import load_early
+
+            if sys.argv[1] == "predict":  # the modules that only local workers of a command need
+                load_early("hydragnn.ensemble.prediction.predict")
+            elif sys.argv[1:3] == ["data", "build"]:
+                load_early("hydragnn.distributed.building", "ase.io.extxyz", "h5py", "vesin")
         with _interrupted_once(), _search_can_stop(sys.argv[1:]):
             from hydragnn.scripts.cli import main as command
 
@@ -97,16 +102,6 @@ def _search_can_stop(words: list[str]) -> Iterator[None]:
     finally:
         for number in numbers:
             signal.signal(number, signal.SIG_DFL)
-
-
-def _load_workers_early(words: list[str]) -> None:
-    """Load the modules that only local workers of a command need."""
-    from hydragnn.base.forked import load_early
-
-    if words[:1] == ["predict"]:
-        load_early("hydragnn.ensemble.prediction.predict")
-    elif words == ["data", "build"]:
-        load_early("hydragnn.distributed.building", "ase.io.extxyz", "h5py", "vesin")
 
 
 def _check_surroundings() -> None:

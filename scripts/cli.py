@@ -299,16 +299,6 @@ def _exit(code: int) -> NoReturn:
     sys.exit(code)
 
 
-def _of_peer(error: Exception) -> str | None:
-    """Return a sentence for an error of another rank; else None."""
-    if "hydragnn.runs.failures" not in sys.modules:
-        return None
-    from hydragnn.distributed import this_launch
-    from hydragnn.runs.failures import of_peer
-
-    return of_peer(error) if this_launch().size > 1 else None
-
-
 def _be_one_process(words: list[str]) -> None:
     """End all ranks but 0 where ranks do not share work."""
     from hydragnn.distributed.launch import leave_launch, this_launch
@@ -359,7 +349,12 @@ def main() -> None:
         if isinstance(error, RuntimeError | OSError) and wants_memory(error):  # of torch, or of the system
             _say(f"error: {NO_MEMORY}")
             _exit(2)
-        sentence = _of_peer(error)
+        sentence = None
+        if "hydragnn.runs.failures" in sys.modules:
+            from hydragnn.distributed import this_launch
+            from hydragnn.runs.failures import of_peer
+
+            sentence = of_peer(error) if this_launch().size > 1 else None
         if sentence is None:
             raise
         _say(f"error: {sentence}")

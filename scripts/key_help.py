@@ -95,17 +95,31 @@ def sections() -> Iterator[KeySection]:
     yield section("Assumptions of hydragnn simulate", "assume", Assumptions)
 
 
+UNITS = (
+    (re.compile(r"(^|_)seconds$"), "s"),
+    (re.compile(r"(^|_)minutes$"), "min"),
+    (re.compile(r"(^|_)hours$"), "h"),
+    (re.compile(r"(^|_)epochs$"), "epochs"),
+)
+"""Units by the end of a key."""
+SIGNS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<", "min_length": "length >=", "max_length": "length <="}
+
+
 def keys_of(section: KeySection) -> Iterator[Key]:
     """Yield the keys of a section."""
     meanings, types = meanings_of(section.settings), get_type_hints(section.settings)  # without Annotated
     for name in section.names:
         field, meaning = section.settings.model_fields[name], meanings.get(name, "")
+        bounds = [(sign, getattr(item, key, None)) for item in field.metadata for key, sign in SIGNS.items()]
+        units = [unit for pattern, unit in UNITS if pattern.search(name)]
+        units += [unit for unit in ("Angstrom", "GB", "degrees") if re.search(rf"\b{unit}\b", meaning)]
+        units += ["length of the store"] if name in ("cutoff", "side") else []
         yield Key(
             key=name,
             type=_type_text(types[name]),
             default=_default_text(field),
-            range=_range_text(field),
-            unit=_unit_text(name, field, meaning),
+            range=", ".join(f"{sign} {'2^63' if one == 2**63 else one}" for sign, one in bounds if one is not None),
+            unit=units[0] if units and field.annotation is not bool else "",
             meaning=meaning,
             sections=(section.title,),
         )
@@ -126,7 +140,11 @@ def explained(key: str) -> list[Key]:
     words = re.sub(r"^branches\.(?=(data|split|heads)\b)", "", words)
     words = OTHER_NAMES.get(words, words)
     if words == "model.kind":
-        return [kind_of_model()]
+        from hydragnn.architectures import architectures  # no section has this key
+
+        meaning = "Architecture of the model; a class of your own is named package.module:Name."
+        facts = {"type": ", ".join(architectures()), "default": "required", "range": "", "unit": ""}
+        return [Key(key=words, sections=("[model]",), meaning=meaning, **facts)]
     explained_keys: dict[Key, list[str]] = {}
     names: dict[str, None] = {}
     for section in sections():
@@ -143,15 +161,6 @@ def explained(key: str) -> list[Key]:
             hint = f"name a section for its keys: {', '.join(paths)}"
         raise InputError(f"no configuration has a key {key!r:.60}; {hint}")
     return [Key(**{**asdict(one), "sections": tuple(titles)}) for one, titles in explained_keys.items()]
-
-
-def kind_of_model() -> Key:
-    """Return the key that chooses an architecture, which no section has."""
-    from hydragnn.architectures import architectures
-
-    meaning = "Architecture of the model; a class of your own is named package.module:Name."
-    facts = {"type": ", ".join(architectures()), "default": "required", "range": "", "unit": "", "meaning": meaning}
-    return Key(key="model.kind", sections=("[model]",), **facts)
 
 
 @cache
@@ -192,27 +201,3 @@ def _default_text(field: FieldInfo) -> str:
     if isinstance(value, Settings):
         return "the section's defaults"
     return "none" if value is None else f"`{json.dumps(value, default=str)}`"
-
-
-UNITS = (
-    (re.compile(r"(^|_)seconds$"), "s"),
-    (re.compile(r"(^|_)minutes$"), "min"),
-    (re.compile(r"(^|_)hours$"), "h"),
-    (re.compile(r"(^|_)epochs$"), "epochs"),
-)
-"""Units by the end of a key."""
-
-
-def _unit_text(name: str, field: FieldInfo, text: str) -> str:
-    """Return the unit of a key, from its name or its meaning."""
-    by_name = [unit for pattern, unit in UNITS if pattern.search(name)]
-    stated = [unit for unit in ("Angstrom", "GB", "degrees") if re.search(rf"\b{unit}\b", text)]
-    length = ["length of the store"] if name in ("cutoff", "side") and not stated else []
-    return (by_name + stated + length + [""])[0] if field.annotation is not bool else ""
-
-
-def _range_text(field: FieldInfo) -> str:
-    """Return the bounds; the largest integer as a power of two."""
-    signs = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<", "min_length": "length >=", "max_length": "length <="}
-    bounds = [(sign, getattr(item, key, None)) for item in field.metadata for key, sign in signs.items()]
-    return ", ".join(f"{sign} {'2^63' if one == 2**63 else one}" for sign, one in bounds if one is not None)

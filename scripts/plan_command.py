@@ -3,7 +3,7 @@
 import math
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -138,9 +138,13 @@ def plan(
             raise InputError("--budget goes by a campaign; leave --set, --curves and options of the machine out")
         return budget_result(config, budget)
     check_picture(picture)
+    from hydragnn.config import config_from_table
     from hydragnn.parallel import ParallelSettings
 
-    settings = training_settings(config, overrides)
+    table = with_overrides(read_toml(config), overrides)
+    settings = config_from_table({name: section for name, section in table.items() if name not in OF_CAMPAIGNS}, config)
+    if len(settings.branches) > 1:
+        raise InputError(f"{config} has several data sets; plan the largest one, in a file without [[branches]]")
     layout = settings.parallel or ParallelSettings() if curves or picture else None
     extrapolation = measured(settings, machine, config.absolute().parent, quiet, layout)
     if extrapolation is None:
@@ -151,22 +155,8 @@ def plan(
         return Result(value=result, table=rows, lines=plan_lines(result))
     if picture:
         draw_curves(result, picture)
-    table = {"layouts": rows, "curves": curve_rows(result["curves"])}
-    return Result(value=result, table=table, lines=[*plan_lines(result), curves_line(result)])
-
-
-def training_settings(config: Path, overrides: Sequence[str]) -> "AnyConfig":
-    """Return the settings of a run, or of a campaign's trainings.
-
-    InputError for several data sets.
-    """
-    from hydragnn.config import config_from_table
-
-    table = with_overrides(read_toml(config), overrides)
-    settings = config_from_table({name: section for name, section in table.items() if name not in OF_CAMPAIGNS}, config)
-    if len(settings.branches) > 1:
-        raise InputError(f"{config} has several data sets; plan the largest one, in a file without [[branches]]")
-    return settings
+    tables = {"layouts": rows, "curves": curve_rows(result["curves"])}
+    return Result(value=result, table=tables, lines=[*plan_lines(result), curves_line(result)])
 
 
 def plan_values(extrapolation: "Extrapolation", nodes: int, layout: "ParallelSettings | None") -> dict[str, Any]:

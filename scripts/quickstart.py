@@ -6,7 +6,6 @@ from time import perf_counter
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from hydragnn.base.errors import InputError, nearest
 from hydragnn.base.files import check_target, read_sealed
@@ -62,27 +61,22 @@ def run_quickstart(
     console = PlainConsole(quiet=quiet)
     started = perf_counter()
     most = min(workers, visible_gpus() or workers)  # each worker has a GPU of its own, where there are any
-    results = {
-        name: _one_scale(name, *demonstrations[name], out / name, most, console) for name in scale or demonstrations
-    }
+    results: dict[str, dict[str, Any]] = {}
+    for name in scale or demonstrations:
+        (description, make), folder = demonstrations[name], out / name
+        store, campaign, ensemble = folder / f"{name}.h5", folder / "campaign", folder / "ensemble"
+        console.rule(f"{name}  ({description})")
+        if not store.exists():
+            make(store)
+        table = read_toml(Path(__file__).parent / "demo" / f"{name}.toml")
+        table["data"]["store"] = str(store.resolve())
+        api.search(table, campaign, resume=campaign.exists(), workers=most, quiet=quiet)
+        if not ensemble.exists():
+            api.build_ensemble(campaign, ensemble, top_k=TOP_K)
+        page = api.report(ensemble, folder / "report.html")
+        results[name] = {"report": str(page), "test": read_sealed(ensemble / "evaluation.json")["parts"]["test"]}
     seconds = perf_counter() - started
     lines = [f"report ({name}): {result['report']}" for name, result in results.items()]
     lines.append(f"finished in {seconds / 60:.1f} minutes")
     tables = {name: summary(out / name / "ensemble").table for name in results}
     return Result(value={"seconds": seconds, "scales": results}, table=tables, lines=lines)
-
-
-def _one_scale(
-    name: str, description: str, make: Callable[[Path], None], folder: Path, workers: int, console: Console
-) -> dict[str, Any]:
-    store, campaign, ensemble = folder / f"{name}.h5", folder / "campaign", folder / "ensemble"
-    console.rule(f"{name}  ({description})")
-    if not store.exists():
-        make(store)
-    table = read_toml(Path(__file__).parent / "demo" / f"{name}.toml")
-    table["data"]["store"] = str(store.resolve())
-    api.search(table, campaign, resume=campaign.exists(), workers=workers, quiet=console.quiet)
-    if not ensemble.exists():
-        api.build_ensemble(campaign, ensemble, top_k=TOP_K)
-    page = api.report(ensemble, folder / "report.html")
-    return {"report": str(page), "test": read_sealed(ensemble / "evaluation.json")["parts"]["test"]}

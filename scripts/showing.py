@@ -87,25 +87,19 @@ def show(result: Any, as_json: bool) -> None:
     if as_json:
         print(json.dumps(result.value, allow_nan=False))
     else:
-        if table := result.value if result.table is None else result.table:
-            _print_table(table)
+        if value := result.value if result.table is None else result.table:
+            table: RenderableType = _shown(value)
+            if isinstance(value, dict):
+                table = Table(show_header=False, box=None, pad_edge=False)
+                for key, item in value.items():
+                    table.add_row(Text(visible(key), style="bold"), _shown(item))
+            PlainConsole(width=None if PlainConsole().is_terminal else WIDTH).print(table)
         for line in result.lines:
             PlainConsole().print(line, soft_wrap=True)
     if result.note:
         print(result.note, file=sys.stderr, flush=True)
     if result.code:
         raise typer.Exit(result.code)
-
-
-def _print_table(value: Any) -> None:
-    """Print values by name, or rows."""
-    table: RenderableType = _shown(value)
-    if isinstance(value, dict):
-        table = Table(show_header=False, box=None, pad_edge=False)
-        for key, item in value.items():
-            table.add_row(Text(visible(key), style="bold"), _shown(item))
-    paper = PlainConsole()
-    PlainConsole(width=None if paper.is_terminal else WIDTH).print(table)
 
 
 def leave_together(value: Any, as_json: bool, code: int = 0) -> NoReturn:

@@ -68,12 +68,7 @@ class StatisticsLayer(nn.Module):
     from_edge: nn.Module | None
 
     def __init__(
-        self,
-        channels: int,
-        edge_width: int,
-        scalers: DegreeScalers,
-        dropout: float,
-        statistics: StatisticsForm = "paper",
+        self, channels: int, edge_width: int, scalers: DegreeScalers, dropout: float, statistics: StatisticsForm
     ) -> None:
         super().__init__()
         self.scalers = scalers

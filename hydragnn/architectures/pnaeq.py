@@ -46,13 +46,7 @@ class PNAEqMessage(nn.Module):
     """
 
     def __init__(
-        self,
-        channels: int,
-        edge_width: int,
-        scalers: DegreeScalers,
-        *,
-        first: bool,
-        statistics: StatisticsForm = "paper",
+        self, channels: int, edge_width: int, scalers: DegreeScalers, statistics: StatisticsForm, *, first: bool
     ) -> None:
         super().__init__()
         self.statistics: StatisticsForm = statistics
@@ -137,17 +131,10 @@ class PNAEq(Architecture):
         channels, count, scalers = settings.hidden_dim, settings.num_layers, settings.degree_scalers(spec)
         self.basis = radial_basis(settings, spec)
         self.carried = [frozenset({0}), *[self.gives] * (settings.num_layers - 1), spec.degrees]
-        width = self.basis.width
         blind = None if 1 in spec.degrees else count - 1  # the layer whose vectors are not read
         self.layers = nn.ModuleList(
             PNAEqLayer(
-                PNAEqMessage(
-                    channels,
-                    width,
-                    scalers,
-                    first=number == 0,
-                    statistics=settings.statistics,
-                ),
+                PNAEqMessage(channels, self.basis.width, scalers, settings.statistics, first=number == 0),
                 PaiNNUpdate(channels, last=number == blind),
                 settings.dropout,
             )

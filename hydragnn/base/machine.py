@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -91,18 +92,12 @@ def _left_in_groups(root: Path) -> Iterator[int]:
         group = base / path.strip("/")
         for folder in (group, *group.parents):
             if folder.is_relative_to(base):
-                yield from _free_bytes(folder, limit, used)
-
-
-def _free_bytes(group: Path, limit: str, used: str) -> Iterator[int]:
-    """Return the free bytes of one group; none without a limit."""
-    try:
-        most = int((group / limit).read_text(encoding="ascii"))
-        bytes_used = int((group / used).read_text(encoding="ascii"))
-        rows = dict(line.split() for line in (group / "memory.stat").read_text(encoding="ascii").splitlines())
-        yield most - bytes_used + int(rows.get("total_inactive_file", rows.get("inactive_file", "0")))
-    except (OSError, ValueError):  # no such group here, or "max"
-        return
+                with suppress(OSError, ValueError):  # no such group here, or "max"
+                    most, own = (int((folder / name).read_text(encoding="ascii")) for name in (limit, used))
+                    rows = dict(
+                        line.split() for line in (folder / "memory.stat").read_text(encoding="ascii").splitlines()
+                    )
+                    yield most - own + int(rows.get("total_inactive_file", rows.get("inactive_file", "0")))
 
 
 def numbers_in(text: str) -> list[int]:

@@ -202,11 +202,21 @@ def with_overrides(
         path, separator, text = assignment.partition("=")
         if not separator or not path.strip():
             raise InputError(f"{option} {assignment}: expected key=value, for example {example}")
-        value = _toml_value(text.strip())
+        value: Any = text.strip()
+        try:
+            value = tomllib.loads(f"value = {value}")["value"]
+        except tomllib.TOMLDecodeError:  # a bare word
+            pass
+        except (ValueError, RecursionError) as error:  # numbers of thousands of digits, nested without end
+            raise InputError(f"the value {value[:60]}... is not valid TOML: {error}") from error
         allow_named(value)
         with_value(result, path.strip(), value)
     if own:
-        refuse_removed(result)
+        for path, remedy in REMOVED.items():
+            section, _, key = path.partition(".")
+            tables = result.get(section)
+            if any(isinstance(one, dict) and key in one for one in (tables if isinstance(tables, list) else [tables])):
+                raise InputError(f"{path} is gone: {remedy}; remove the key")
         allow_named(result)
     return result
 
@@ -233,15 +243,6 @@ REMOVED: Mapping[str, str] = {
     "heads.stress_per_node": "errors of a stress are those of virials per atom, so that they teach something",
 }
 """Keys of earlier versions, each with what to use instead."""
-
-
-def refuse_removed(table: Mapping[str, Any]) -> None:
-    """Raise InputError for a key that an earlier version had."""
-    for path, remedy in REMOVED.items():
-        section, _, key = path.partition(".")
-        tables = table.get(section)
-        if any(isinstance(one, dict) and key in one for one in (tables if isinstance(tables, list) else [tables])):
-            raise InputError(f"{path} is gone: {remedy}; remove the key")
 
 
 def plain_table(table: Mapping[str, Any]) -> dict[str, Any]:
@@ -309,15 +310,6 @@ def _item(items: list[Any], key: str, path: str) -> Any:
     return items[int(key)]
 
 
-def _toml_value(text: str) -> Any:
-    try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        return text
-    except (ValueError, RecursionError) as error:  # numbers of thousands of digits, nested without end
-        raise InputError(f"the value {text[:60]}... is not valid TOML: {error}") from error
-
-
 def _sentence(cls: type[Settings], error: pydantic.ValidationError, value: Any) -> str:
     """The first problem of a validation error as one sentence."""
     # an unknown key comes first: a misspelled key is also a missing one, and the spelling is the better hint
@@ -381,7 +373,9 @@ def _keys_at(cls: Any, location: tuple[int | str, ...], value: Any) -> list[str]
             if isinstance(part, str) and part in getattr(candidate, "model_fields", {}):
                 classes = settings_in(candidate.model_fields[part].annotation)
                 following += [settings.class_for(value) for settings in classes]
-            elif isinstance(part, str) and _tag(candidate) in (part, None):
+            elif isinstance(part, str) and (
+                (kind := getattr(candidate, "model_fields", {}).get("kind")) is None or kind.default in (part, None)
+            ):
                 following.append(candidate)  # pydantic inserts tags and classes of a union into the location
             elif isinstance(part, int):
                 following.append(candidate.class_for(value) if hasattr(candidate, "class_for") else candidate)
@@ -396,11 +390,6 @@ def _inside(value: Any, part: int | str) -> Any:
     if isinstance(value, list) and isinstance(part, int) and part < len(value):
         return value[part]
     return value
-
-
-def _tag(candidate: Any) -> Any:
-    kind = getattr(candidate, "model_fields", {}).get("kind")
-    return None if kind is None else kind.default
 
 
 def settings_in(annotation: Any) -> list[type[Settings]]:

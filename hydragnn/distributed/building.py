@@ -10,6 +10,7 @@ import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from functools import cached_property
 from itertools import islice
 from math import inf
 from pathlib import Path
@@ -119,7 +120,6 @@ class StoreBuilding(Building):
         """Let rank 0 make the first graph and count the others."""
         self.group, self.out, self.remedy, self._read = group, out, remedy, read
         self._progress = progress or (lambda graphs: None)
-        self._settings: BuildSettings | None = None
         self._makers: Iterator[Make] | None = None
         self._made, self._parts, self._block, self._position = 0, 0, NOWHERE, 0
         self._looked, self._goes_on = 0.0, True
@@ -127,11 +127,10 @@ class StoreBuilding(Building):
         self.dim, self.counted = table["dim"], table["graphs"]
         self.fields = [field_from_json(field) for field in table["fields"]]
 
-    @property
+    @cached_property
     def settings(self) -> BuildSettings:
         """Return the settings, read once."""
-        self._settings = self._settings or self._read()
-        return self._settings
+        return self._read()
 
     def _opening(self) -> dict[str, Any]:
         graph, graphs = first_and_count(self.settings, makers_of(self.settings))
@@ -223,22 +222,18 @@ class StoreBuilding(Building):
         """Make a store of all parts, or note why there is none."""
         problem = ""
         try:
-            self._complete()
+            self.check()
+            written = sum(self.group.notes("made"))
+            if failed := self.group.notes("failed"):
+                problem = min(failed, key=lambda failure: int(failure["block"]))["sentence"]
+            elif self.counted not in (None, written):
+                problem = f"{self.out}: {self.counted} graphs were counted in the files and {written} written; who writes to them? Run it again"
+            else:
+                finish_store(self.out, max(self.group.notes("parts")))
+                refuse_useless(self.out, self.settings)
         except InputError as error:
             problem = str(error)
         self.group.note("end", problem)
-
-    def _complete(self) -> None:
-        self.check()
-        if failed := self.group.notes("failed"):
-            raise InputError(min(failed, key=lambda failure: int(failure["block"]))["sentence"])
-        written = sum(self.group.notes("made"))
-        if self.counted not in (None, written):
-            raise InputError(
-                f"{self.out}: {self.counted} graphs were counted in the files and {written} written; who writes to them? Run it again"
-            )
-        finish_store(self.out, max(self.group.notes("parts")))
-        refuse_useless(self.out, self.settings)
 
 
 def build_together(group: Group, read: Read, out: Path, progress: Progress | None = None, remedy: str = "") -> None:

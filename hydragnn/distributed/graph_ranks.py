@@ -78,8 +78,10 @@ class Cutter:
         part = part_of_rank(batch, rank_of_node, self.peers)
         pairs = pairs_of(edge_vectors(batch), batch.topology) if batch.dim and part.num_edges else None
         if pairs is not None:
-            own = rank_of_node.index_select(0, batch.receivers) == self.peers.rank
-            part._derived[PAIRS] = pairs_among(pairs, own)
+            own = pairs.pair[rank_of_node.index_select(0, batch.receivers) == self.peers.rank]
+            present, pair = own.unique(return_inverse=True)  # without some reverses
+            first = torch.full_like(present, len(pair)).scatter_reduce(0, pair, torch.arange(len(pair)), "amin")
+            part._derived[PAIRS] = Pairs(first=first, pair=pair)
         return part
 
     def cut(self, batch: GraphBatch) -> Tensor:
@@ -92,13 +94,6 @@ class Cutter:
             if len(self._cuts) > REMEMBERED:
                 self._cuts.popitem(last=False)
         return self._cuts[key].to(torch.int64)
-
-
-def pairs_among(pairs: Pairs, edges: Tensor) -> Pairs:
-    """Return the pairs of ``edges``, a mask or numbers; reverses may be absent."""
-    present, pair = pairs.pair[edges].unique(return_inverse=True)
-    first = torch.full_like(present, len(pair)).scatter_reduce(0, pair, torch.arange(len(pair)), "amin")
-    return Pairs(first=first, pair=pair)
 
 
 @torch.no_grad()

@@ -143,7 +143,12 @@ def _met_by_file(launch: Launch, folder: Path, deadline: float) -> dist.Store:
     place = meeting_place(launch, folder)
     file = place / "store"
     if launch.rank == 0:
-        _make_private(place)
+        try:
+            place.mkdir(mode=0o700, exist_ok=True)
+        except OSError as error:
+            words = f"ranks cannot meet in {place}: {error.strerror or error}; remove it and start again"
+            raise LaunchError(words) from error
+        check_private(place)
         file.unlink(missing_ok=True)
         try:
             store = file_store(str(file), launch.size)
@@ -262,17 +267,6 @@ def interface_towards(host: str) -> str:
         of = {entry.address.partition("%")[0]: name for name, entries in table for entry in entries}
         return "" if own.is_loopback else of.get(str(own), "")
     return ""
-
-
-def _make_private(place: Path) -> None:
-    """Make a private folder; LaunchError where something else is there."""
-    try:
-        place.mkdir(mode=0o700, exist_ok=True)
-    except OSError as error:
-        raise LaunchError(
-            f"ranks cannot meet in {place}: {error.strerror or error}; remove it and start again"
-        ) from error
-    check_private(place)
 
 
 def check_private(place: Path) -> None:

@@ -24,7 +24,6 @@ from hydragnn.layers import Checkpointed, MessageGraph, States
 from hydragnn.models import BranchedModel, Distribution, GraphModel, Point
 from hydragnn.models.graph_model import Predicted, energy_derivatives, energy_seed, gradients_of, tied
 from hydragnn.training.executor import EagerSteps, Part
-from hydragnn.training.loss import loss_sums
 
 
 class Action(NamedTuple):
@@ -244,7 +243,12 @@ class Pipeline:
                 heads = zip(model.description.heads, model.heads)
                 one.predictions = tied({settings.field: head(final, graph, batch) for settings, head in heads}, graph)
                 return
-        one.departures = self.tied(to_travellers(of_layers, graph, edges_travel(model)), graph)
+        departures = {f"{n} {degree}": own for n, states in enumerate(of_layers) for degree, own in states.items()}
+        # the first stage may make edge features from weights
+        made = isinstance(model.edge_inputs, Absent) or any(True for _ in model.edge_inputs.parameters())
+        shared = {"condition": graph.condition, "edge_features": graph.edge_features if made else None}
+        departures |= {name: own for name, own in shared.items() if own is not None}
+        one.departures = self.tied(departures, graph)
 
     @phase("backward")
     def differentiate(self, model: GraphModel, batch: GraphBatch, chunk: int, one: Passage, *, recorded: bool) -> None:
@@ -469,11 +473,6 @@ class SharedSteps(EagerSteps):
         targets = self.model.description.targets
         return {target.name: predictions[target.field.name] for target in targets if target.field.name in predictions}
 
-    def loss(self, predictions: Predictions, batch: GraphBatch, scale: Tensor) -> tuple[Tensor, Tensor]:
-        """Return errors and loss of what this stage predicts."""
-        sums = loss_sums(self.targets, predictions, batch)
-        return sums, (sums * scale.to(sums.dtype)).sum()
-
     def predict(self, batch: GraphBatch) -> Predicted:
         """Return predictions of this stage, and no states.
 
@@ -509,18 +508,6 @@ class SharedSteps(EagerSteps):
 def widest(dtypes: Sequence[torch.dtype]) -> torch.dtype:
     """Return the type in which numbers of all these types travel."""
     return torch.float64 if torch.float64 in dtypes else torch.float32
-
-
-def edges_travel(model: GraphModel) -> bool:
-    """Return True where the first stage makes edge features from weights."""
-    return isinstance(model.edge_inputs, Absent) or any(True for _ in model.edge_inputs.parameters())
-
-
-def to_travellers(of_layers: Sequence[States], graph: MessageGraph, edges_travel: bool) -> Travellers:
-    """Return states, and what the graph has from weights, by name."""
-    named = {f"{n} {degree}": one for n, states in enumerate(of_layers) for degree, one in states.items()}
-    shared = {"condition": graph.condition, "edge_features": graph.edge_features if edges_travel else None}
-    return named | {name: one for name, one in shared.items() if one is not None}
 
 
 def from_travellers(travellers: Travellers, graph: MessageGraph) -> tuple[list[States], MessageGraph]:

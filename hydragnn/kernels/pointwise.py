@@ -117,8 +117,7 @@ def lengths_and_directions(
     tensor([[0.6000, 0.8000],
             [0.0000, 0.0000]])
     """
-    lengths, directions = LENGTHS(vectors)
-    return lengths, directions
+    return LENGTHS(vectors)
 
 
 def plain_lengths(vectors: Tensor) -> tuple[Tensor, Tensor]:
@@ -148,8 +147,7 @@ def radial_functions(
 
     ``options`` are those of ``plain_radial``. Atomics: none.
     """
-    functions, envelope = RADIAL(lengths, **options)
-    return functions, envelope
+    return RADIAL(lengths, **options)
 
 
 def plain_radial(
@@ -276,24 +274,19 @@ def norm_of(squares: Tensor, *, smooth: bool, floor: float = FLOOR) -> Tensor:
 
 
 def measured(
-    scalars: Float[Tensor, "nodes channels"],
-    halves: Float[Tensor, "nodes dim both"],
-    *,
-    smooth: bool,
-    floor: float = FLOOR,
+    scalars: Float[Tensor, "nodes channels"], halves: Float[Tensor, "nodes dim both"], *, smooth: bool
 ) -> tuple[Float[Tensor, "nodes both"], Float[Tensor, "nodes channels"]]:
     """Return scalars, norms of right halves, and products of both halves.
 
     Halves l and r are vectors: [s, |r|] and <l, r>, channel by channel, with norms of ``norm_of``. Atomics: none.
     """
-    beside, products = NORMS(scalars, halves, smooth=smooth, floor=floor)
-    return beside, products
+    return NORMS(scalars, halves, smooth=smooth)
 
 
-def plain_norms(scalars: Tensor, halves: Tensor, *, smooth: bool, floor: float = FLOOR) -> tuple[Tensor, Tensor]:
+def plain_norms(scalars: Tensor, halves: Tensor, *, smooth: bool) -> tuple[Tensor, Tensor]:
     """Return norms and products in plain torch."""
     lhs, rhs = halves.split(scalars.shape[-1], dim=-1)  # [nodes, dim, channels] each
-    norms = norm_of(rhs.square().sum(-2), smooth=smooth, floor=floor)  # [nodes, channels]
+    norms = norm_of(rhs.square().sum(-2), smooth=smooth)  # [nodes, channels]
     return torch.cat([scalars, norms], dim=-1), (lhs * rhs).sum(-2)
 
 
@@ -301,7 +294,7 @@ NORMS = Pointwise(
     kernel="norms",
     plain=plain_norms,
     shapes=lambda x, y, **_: ((x.shape[0], 2 * x.shape[1]), x.shape),
-    constants=lambda x, y, smooth, floor: {"SMOOTH": smooth, "FLOOR": 1.0 if smooth else floor, "DIM": y.shape[1]},
+    constants=lambda x, y, smooth: {"SMOOTH": smooth, "FLOOR": 1.0 if smooth else FLOOR, "DIM": y.shape[1]},
     linear=frozenset({0}),
 )
 

@@ -112,15 +112,6 @@ def shortest_distances(limits: CloseRangeLimits) -> np.ndarray:
     return np.maximum(table, LEAST)
 
 
-def softening(limits: CloseRangeLimits) -> np.ndarray:
-    """Return logarithms of the stiffness of all pairs, the median where unknown."""
-    pairs = limits.stiffness or ()
-    table = np.full((ELEMENTS, ELEMENTS), np.median([share for *_, share in pairs]) if pairs else USUAL)
-    for a, b, share in pairs:
-        table[a, b] = table[b, a] = share
-    return np.log(table)
-
-
 def screening() -> tuple[np.ndarray, np.ndarray]:
     """Return inverse screening lengths and charge products of all pairs of elements."""
     charges = np.arange(ELEMENTS, dtype=np.float64)
@@ -176,9 +167,13 @@ class CloseRange(nn.Module):
         shortest, (inverse, product) = shortest_distances(limits), screening()
         if limits.stiffness is not None:
             shortest = np.minimum(JOINED * shortest, (limits.cutoff or np.inf) / ALIKE)
+        known = limits.stiffness or ()  # the median where unknown
+        stiffness = np.full((ELEMENTS, ELEMENTS), np.median([share for *_, share in known]) if known else USUAL)
+        for a, b, share in known:
+            stiffness[a, b] = stiffness[b, a] = share
         tables = {
             "looks": np.square(ALIKE * shortest / limits.angstrom).reshape(-1),
-            "pairs": np.stack([shortest, inverse, product, softening(limits)], axis=-1).reshape(-1, 4),
+            "pairs": np.stack([shortest, inverse, product, np.log(stiffness)], axis=-1).reshape(-1, 4),
         }
         for name, table in tables.items():
             self.register_buffer(name, torch.tensor(table, dtype=torch.float32), persistent=False)

@@ -85,7 +85,12 @@ class FieldTokens(NodeInputs):
             own.append(tokens)
             present.append(is_present)
         rows = torch.cat(own, dim=1)  # [nodes, tokens, channels]
-        mask = mask_of(present, [part.shape[1] for part in own], rows)
+        mask = None
+        if any(one is not None for one in present):  # minus infinity for absent tokens; [nodes, 1, 1, tokens]
+            every = torch.ones(rows.shape[0], dtype=torch.bool, device=rows.device)
+            known = [every if one is None else one for one in present]
+            absent = ~torch.cat([one[:, None].expand(-1, part.shape[1]) for one, part in zip(known, own)], 1)
+            mask = torch.zeros_like(absent, dtype=rows.dtype).masked_fill(absent, -torch.inf)[:, None, None]
         states: Tensor = self.attention(self.query, rows, mask)
         if self.lead is not None and self.lead_time is not None:
             states = states + spread(self.lead(batch.graphs[self.lead_time].reshape(-1, 1)), batch.owner("node"))
@@ -147,18 +152,3 @@ def presence(field: Field, batch: GraphBatch) -> Bool[Tensor, " nodes"] | None:
     """Return which nodes have a field; None where all have it."""
     mask = batch.masks.get(field.name)
     return None if mask is None else mask.index_select(0, batch.owner("node"))
-
-
-def mask_of(
-    present: Sequence[Bool[Tensor, " nodes"] | None],
-    widths: Sequence[int],
-    rows: Float[Tensor, "nodes tokens channels"],
-) -> Float[Tensor, "nodes 1 1 tokens"] | None:
-    """Return minus infinity for absent tokens; None without any."""
-    if all(one is None for one in present):
-        return None
-    every = torch.ones(rows.shape[0], dtype=torch.bool, device=rows.device)
-    is_present = torch.cat(
-        [(every if one is None else one)[:, None].expand(-1, w) for one, w in zip(present, widths)], 1
-    )
-    return torch.zeros_like(is_present, dtype=rows.dtype).masked_fill(~is_present, -torch.inf)[:, None, None]

@@ -9,7 +9,7 @@ name, flushed and renamed by the first rank. Reading one runs no code, whoever m
 import json
 import re
 import shutil
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from itertools import accumulate, groupby
 from math import prod
@@ -109,7 +109,17 @@ def save_checkpoint(folder: Path, state: TrainState, mesh: Mesh, identity: dict[
         temporary.mkdir()
 
     def seal() -> None:
-        saved = sealed_state(state, parts, identity, len(totals))
+        saved = SavedState(
+            epoch=state.epoch,
+            step=state.step,
+            steps=state.steps,
+            curves=state.curves,
+            shapes={name: shape for part in parts for name, shape in part.shapes.items()},
+            layout=merged([part.layout for part in parts], [part.length for part in parts]),
+            identity=identity,
+            ranks=len(totals),
+            index=joined([part.index for part in parts]),
+        )
         write_sealed(temporary / "state.json", {"version": VERSION, **saved.to_json()})
         flush_directory(temporary)
         _put_in_place(temporary, target, attempt)
@@ -171,21 +181,6 @@ def write_own(folder: Path, state: TrainState, mesh: Mesh, totals: Tensor) -> Ow
         layout=layout,
         shapes={name: list(shape) for name, shape in state.parameters.shapes.items()},
         length=len(tensors["weights"]),
-    )
-
-
-def sealed_state(state: TrainState, parts: Sequence[OwnPart], identity: dict[str, Any], items: int) -> SavedState:
-    """Return the content of ``state.json`` for the parts of all ranks."""
-    return SavedState(
-        epoch=state.epoch,
-        step=state.step,
-        steps=state.steps,
-        curves=state.curves,
-        shapes={name: shape for part in parts for name, shape in part.shapes.items()},
-        layout=merged([part.layout for part in parts], [part.length for part in parts]),
-        identity=identity,
-        ranks=items,
-        index=joined([part.index for part in parts]),
     )
 
 
@@ -337,25 +332,21 @@ def _read(files: TensorFiles, name: str, parts: Sequence[SavedPart], first: int,
 def _whole(
     files: TensorFiles, name: str, span: ParameterSpan, parts: Sequence[SavedPart], dtype: torch.dtype
 ) -> Tensor:
-    """Return a whole parameter from the rows of several ranks."""
-    whole = torch.empty(span.piece.shape, dtype=dtype)
-    missing = torch.ones(span.piece.shape, dtype=torch.bool)
-    for piece, own in _by_rows(parts, span.piece.shape):
-        local = torch.empty(prod(piece.local_shape), dtype=dtype)
-        if _read(files, name, own, 0, local):
-            piece.put(local, whole)
-            piece.put(torch.zeros_like(local, dtype=torch.bool), missing)
-    if missing.any():
-        raise InputError(f"{files.folder}: {name} does not have all of {span.name}; use another copy")
-    return whole
-
-
-def _by_rows(parts: Sequence[SavedPart], shape: tuple[int, ...]) -> Iterator[tuple[Piece, list[SavedPart]]]:
-    """Yield parts by their rows, without damaged ones."""
+    """Return a whole parameter from the rows of several ranks, without damaged ones."""
+    shape = span.piece.shape
+    whole, missing = torch.empty(shape, dtype=dtype), torch.ones(shape, dtype=torch.bool)
 
     def rows(part: SavedPart) -> tuple[int, tuple[tuple[int, int], ...]]:
         return part.dim, part.rows
 
     for (dim, ranges), own in groupby(sorted(parts, key=rows), rows):
-        if dim < len(shape) and all(first < last <= shape[dim] for first, last in ranges):
-            yield Piece(shape=shape, dim=dim, rows=ranges), list(own)
+        if dim >= len(shape) or not all(first < last <= shape[dim] for first, last in ranges):
+            continue
+        piece = Piece(shape=shape, dim=dim, rows=ranges)
+        local = torch.empty(prod(piece.local_shape), dtype=dtype)
+        if _read(files, name, [*own], 0, local):
+            piece.put(local, whole)
+            piece.put(torch.zeros_like(local, dtype=torch.bool), missing)
+    if missing.any():
+        raise InputError(f"{files.folder}: {name} does not have all of {span.name}; use another copy")
+    return whole

@@ -247,7 +247,15 @@ def check_once(plan: BranchPlan, cache: StatisticsCache) -> None:
         "stress": stress,
     }
     cache.value(of, look)
-    if not looked and not as_written(store, cache):
+    disk, ranks = disk_store(store), cache.ranks
+    if looked:
+        return
+    # where there are many more ranks than files, their shares of the graphs' digests are compared sooner
+    if (
+        disk is None
+        or ranks.size > RANKS_PER_FILE * len(disk.parts)
+        or ranks.any(not files_are_whole(disk, slice(ranks.rank, None, ranks.size), cache.heartbeat))
+    ):
         look()
 
 
@@ -263,17 +271,6 @@ def check_on_all(check: Callable[[NDArray[np.int64]], None], graphs: NDArray[np.
         raise InputError(
             "a rank found damaged graphs in its copy of the store, and the first rank none; copy the store anew"
         )
-
-
-def as_written(store: GraphStore, cache: StatisticsCache) -> bool:
-    """Return True where every part file has its hash; collective.
-
-    Where there are many more ranks than files, their shares of the graphs' digests are compared sooner.
-    """
-    disk, ranks = disk_store(store), cache.ranks
-    if disk is None or ranks.size > RANKS_PER_FILE * len(disk.parts):
-        return False
-    return not ranks.any(not files_are_whole(disk, slice(ranks.rank, None, ranks.size), cache.heartbeat))
 
 
 RANKS_PER_FILE = 4
@@ -409,20 +406,10 @@ def valid_statistics(
     targets: Sequence[Target],
     normalisation: Normalisation,
 ) -> dict[str, Any]:
-    """Return validation moments and trivial errors as JSON."""
-    check_species(store, valid, normalisation)
-    predict = trivial_predictor(store, train, targets, normalisation)
-    trivial = errors_on(predict, store, valid, targets, Budget(max_graphs=1024))
-    moments = {}
-    for target in (one for one in targets if not one.field.classes):
-        labels = torch.from_numpy(values_of(target.field, store, valid)[0].reshape(-1, target.field.width))
-        found = moments_of(labels, labels == labels)
-        moments[target.name] = [getattr(found, key).tolist() for key in MOMENTS]
-    return {"moments": moments, "trivial": flat_metrics(trivial, "valid")}
+    """Return validation moments and trivial errors as JSON.
 
-
-def check_species(store: GraphStore, valid: NDArray[np.int64], normalisation: Normalisation) -> None:
-    """Raise InputError for an element without reference value."""
+    InputError for an element without reference value.
+    """
     for name, references in normalisation.references.items():
         counts, species = species_counts(store)
         unknown = ~np.isin(species, list(references))
@@ -431,3 +418,11 @@ def check_species(store: GraphStore, valid: NDArray[np.int64], normalisation: No
             number = int(wrong[0])
             label = graph_label(store.read([number], []), 0, number)
             raise no_reference(f"{label} of the validation part", int(species[unknown & (counts[number] > 0)][0]), name)
+    predict = trivial_predictor(store, train, targets, normalisation)
+    trivial = errors_on(predict, store, valid, targets, Budget(max_graphs=1024))
+    moments = {}
+    for target in (one for one in targets if not one.field.classes):
+        labels = torch.from_numpy(values_of(target.field, store, valid)[0].reshape(-1, target.field.width))
+        found = moments_of(labels, labels == labels)
+        moments[target.name] = [getattr(found, key).tolist() for key in MOMENTS]
+    return {"moments": moments, "trivial": flat_metrics(trivial, "valid")}

@@ -86,19 +86,16 @@ def recorded_branches(run: Assembly, record: Recorder) -> tuple[RecordedSteps, .
     """Return executors that record, each compared on a small batch."""
     recorded = []
     for branch, plain in zip(run.data.branches, run.context.executors, strict=True):
-        replays = replays_of(plain.model, record, shapes_of(branch))
+        shapes = [*islice(chain.from_iterable(parts_of(branch.train, epoch) for epoch in range(EPOCHS)), LOOKED_AT)]
+        if isinstance(branch.valid, ValidationParts):
+            shapes += islice(parts_of(branch.valid.feed, 0), LOOKED_AT)
+        else:
+            shapes += ((part.num_nodes, part.num_edges, len(part)) for part in branch.valid)
+        replays = replays_of(plain.model, record, best_shapes(shapes))  # which pad a rank's batches least
         replays.lenient = ()  # where all must be right
         recorded.append(RecordedSteps(**vars(plain), replays=replays))
         check_equal(run, branch, plain, recorded[-1])
     return tuple(recorded)
-
-
-def shapes_of(branch: BranchData) -> tuple[Shape, ...]:
-    """Return the shapes that pad a rank's batches least."""
-    train = islice(chain.from_iterable(parts_of(branch.train, epoch) for epoch in range(EPOCHS)), LOOKED_AT)
-    if isinstance(branch.valid, ValidationParts):
-        return best_shapes([*train, *islice(parts_of(branch.valid.feed, 0), LOOKED_AT)])
-    return best_shapes([*train, *((part.num_nodes, part.num_edges, len(part)) for part in branch.valid)])
 
 
 def parts_of(feed: Feed, epoch: int) -> Iterator[Shape]:

@@ -23,7 +23,7 @@ from hydragnn.base.errors import Busy, InputError, Interrupted, SaidByFirst
 from hydragnn.base.files import read_sealed
 from hydragnn.base.imports import allow_code
 from hydragnn.config import RunConfig, stored_config
-from hydragnn.datasets import GraphStore, open_store
+from hydragnn.datasets import open_store
 from hydragnn.distributed.launch import SECONDS_FOR_THE_FIRST, LaunchError, leave, this_launch
 from hydragnn.record import Failure, RunRecord, read_record, write_record
 from hydragnn.runs.attempt import Fenced, RunAttempt
@@ -81,7 +81,12 @@ def _train(options: argparse.Namespace, attempt: RunAttempt) -> int:
             f"{options.ranks} ranks were asked for, but this process is one of {actual.size} (started by: {actual.by}); use the MPI "
             "that mpi4py is linked with, or another --mpi of srun"
         )
-    config = stored_config(options.folder / "config.json")
+    config, store = stored_config(options.folder / "config.json"), None
+    if isinstance(config, RunConfig) and attempt.number is not None:  # this node may have a copy of the store
+        with suppress(InputError):
+            note = read_sealed(attempt.folder / "attempt.json")
+            path = note.get("store") if isinstance(note, dict) else None
+            store = open_store(path) if isinstance(path, str) and Path(path).exists() else None
     record = train(
         config,
         options.folder,
@@ -92,20 +97,9 @@ def _train(options: argparse.Namespace, attempt: RunAttempt) -> int:
         sharing=options.sharing,
         attempt=attempt.number,
         beats=options.beats,
-        store=local_copy_of_store(attempt) if isinstance(config, RunConfig) else None,
+        store=store,
     )
     return FAILED if record.status == "failed" else 0
-
-
-def local_copy_of_store(attempt: RunAttempt) -> GraphStore | None:
-    """Return this node's copy of the store, or None."""
-    if attempt.number is None:
-        return None
-    with suppress(InputError):
-        note = read_sealed(attempt.folder / "attempt.json")
-        path = note.get("store") if isinstance(note, dict) else None
-        return open_store(path) if isinstance(path, str) and Path(path).exists() else None
-    return None
 
 
 def ended_by(error: Exception, attempt: RunAttempt) -> int:

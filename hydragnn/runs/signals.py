@@ -77,7 +77,12 @@ def handled_by(handler: Handler, numbers: Sequence[signal.Signals] = STOPPING) -
 
     def handle(number: int, frame: FrameType | None) -> None:
         if number == signal.SIGHUP:
-            _leave_terminal()
+            null = os.open(os.devnull, os.O_RDWR)
+            for standard in range(3):
+                with suppress(OSError):
+                    if stat.S_ISCHR(os.fstat(standard).st_mode):
+                        os.dup2(null, standard)
+            os.close(null)
         handler(number, frame)
 
     previous = {number: signal.getsignal(number) for number in numbers}
@@ -89,13 +94,3 @@ def handled_by(handler: Handler, numbers: Sequence[signal.Signals] = STOPPING) -
     finally:
         for number in own:
             signal.signal(number, previous[number])
-
-
-def _leave_terminal() -> None:
-    """Redirect terminal output to the null device."""
-    null = os.open(os.devnull, os.O_RDWR)
-    for standard in range(3):
-        with suppress(OSError):
-            if stat.S_ISCHR(os.fstat(standard).st_mode):
-                os.dup2(null, standard)
-    os.close(null)

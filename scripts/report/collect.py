@@ -44,7 +44,8 @@ def collect(source: Path, *, store: Path | None = None) -> Facts:
     run = read_record(source) if kind == "run" else None
     records = list(_records(run, searched, facts.members))
     whole = records[0].config if records else searched.history.settings.base if searched else {}
-    resolved = of_one_branch(whole, facts.branch)
+    named = facts.branch and "branches" in whole
+    resolved: Mapping[str, Any] = parse_config(dict(whole)).of_branch(facts.branch).to_json() if named else whole
     if store is not None:
         hashes = [record.of_branch(facts.branch).data_hash for record in records]
         resolved = with_store(resolved, store, next(filter(None, hashes), ""))
@@ -251,13 +252,6 @@ def _with_points(facts: Facts, folder: Path, table: Mapping[str, Any]) -> Facts:
         evaluation=replace(facts.evaluation, parts={**facts.evaluation.parts, "valid": scores}),
         points={"valid": _part_points("", scores, arrays)},
     )
-
-
-def of_one_branch(config: Mapping[str, Any], branch: str) -> Mapping[str, Any]:
-    """Return the configuration of the named branch, or the whole one."""
-    if not branch or "branches" not in config:
-        return config
-    return parse_config(dict(config)).of_branch(branch).to_json()
 
 
 def heads_of(config: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -23,7 +23,12 @@ def effects(campaign: Campaign) -> tuple[Figure | None, Table | None]:
     """Return the effect of parameters by trial, and their strengths; without ``shap`` these alone."""
     own = campaign.effects
     if own is None:
-        return None, importance_table(campaign)
+        return None, table_of(
+            [*campaign.importances.items()][:SHOWN],
+            {"parameter": lambda item: short(item[0]), "importance": lambda item: f"{100 * item[1]:.0f} %"},
+            "Importance of hyperparameters: the share of the objective's variation over all trials that each explains. With few "
+            "trials this is a hint only. pip install 'hydragnn-ensemble[effects]' adds directions and interactions (SHAP).",
+        )
     names, sizes = [*own.parameters], np.abs(own.shares).mean(0)
     order = [int(one) for one in np.argsort(-sizes, kind="stable")[:SHOWN] if sizes[one] > 0]
     jitter = np.random.default_rng(0).uniform(-0.16, 0.16, len(own.rows))
@@ -62,16 +67,6 @@ def effects(campaign: Campaign) -> tuple[Figure | None, Table | None]:
         {name: itemgetter(place) for place, name in enumerate(("parameter", "mean effect", "direction"))},
         f"Effects on {campaign.objective} at the first rung (lower is better), the strongest first, and the strongest interactions. With few trials this is a hint only.",
         prose=frozenset({2}),
-    )
-
-
-def importance_table(campaign: Campaign) -> Table:
-    """Return the importance of each hyperparameter."""
-    return table_of(
-        [*campaign.importances.items()][:SHOWN],
-        {"parameter": lambda item: short(item[0]), "importance": lambda item: f"{100 * item[1]:.0f} %"},
-        "Importance of hyperparameters: the share of the objective's variation over all trials that each explains. With few "
-        "trials this is a hint only. pip install 'hydragnn-ensemble[effects]' adds directions and interactions (SHAP).",
     )
 
 

@@ -30,7 +30,9 @@ def front(campaign: Campaign) -> Figure | None:
         for trial in trials:
             first, second = trial.objectives[:2]
             fill = canvas.ACCENT if trial in best else canvas.SOFT if trial.status == "finished" else "none"
-            axes.plot([second], [first], "o", color=fill, gid=canvas.TIP + _tip(campaign, trial), **look)
+            numbers = ", ".join(f"{name} {value:.4g}" for name, value in zip(campaign.objectives, trial.objectives))
+            tip = f"{canvas.TIP}trial {trial.number}: {numbers}; {values_line(trial.values)}"
+            axes.plot([second], [first], "o", color=fill, gid=tip, **look)
         if len(campaign.objectives) == 2 and len(best) > 1:
             axes.step(*zip(*[one.objectives[1::-1] for one in best[::-1]]), where="post", zorder=1)
         if middle is not None:
@@ -57,11 +59,6 @@ def front(campaign: Campaign) -> Figure | None:
         draw,
         height=300,
     )
-
-
-def _tip(campaign: Campaign, trial: TrialHistory) -> str:
-    numbers = ", ".join(f"{name} {value:.4g}" for name, value in zip(campaign.objectives, trial.objectives))
-    return f"trial {trial.number}: {numbers}; {values_line(trial.values)}"
 
 
 def volume(campaign: Campaign) -> Figure | None:

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 
 import numpy as np
@@ -42,8 +42,9 @@ def run_curves(records: Mapping[str, RunRecord], units: Mapping[str, str]) -> Fi
     """Return losses and validation errors of a run or of members."""
     first, alone = next(iter(records.values()), None), len(records) == 1
     parts, drawings = (("train", "valid") if alone else ("valid",)), {}
-    metrics = curve_fields(first) if first else {}
-    for field, path in {"loss": "loss", **{field: f"{field}/{metric}" for field, metric in metrics.items()}}.items():
+    known = [name.split("/") for name, values in first.curves.items() if values] if first else []
+    errors = {own[1]: "/".join(own[1:]) for own in known if len(own) == 3 and own[2] in ("mae", "error_rate")}
+    for field, path in {"loss": "loss", **errors}.items():
         every = {(part, name): curve(own, f"{part}/{path}") for part in parts for name, own in records.items()}
         curves = {key: values for key, values in every.items() if values}
         trivial = first.trivial.get(f"valid/{path}", math.nan) if first else math.nan
@@ -60,12 +61,6 @@ def run_curves(records: Mapping[str, RunRecord], units: Mapping[str, str]) -> Fi
         + ("" if alone else " A line per member; the one that reaches the lowest value is coloured."),
         drawings,
     )
-
-
-def curve_fields(record: RunRecord) -> dict[str, str]:
-    """Return the fields with a validation curve, and its metric."""
-    paths = [name.split("/") for name, values in record.curves.items() if values and name.count("/") == 2]
-    return {field: metric for _, field, metric in paths if metric in ("mae", "error_rate")}
 
 
 def _draw_run(curves: Mapping[tuple[str, str], list[float]], trivial: float, name: str, axes: Axes) -> None:
@@ -132,7 +127,10 @@ def members_table(facts: Facts) -> Table:
     part, flat = facts.part, {name: dict(leaves(record.config)) for name, record in facts.members.items()}
     space = list(facts.campaign.search["space"]) if facts.campaign else []
     paths = [path for path in space if any(own.get(path) is not None for own in flat.values())]
-    paths = paths if space else differing_paths(list(flat.values()))
+    if not space:
+        every = dict.fromkeys(path for own in flat.values() for path in own)
+        texts = {path: {json.dumps(own.get(path)) for own in flat.values()} for path in every}
+        paths = [path for path, different in texts.items() if len(different) > 1][:10]
     rows = []
     for position, name in enumerate(entry.name for entry in facts.manifest.members) if facts.manifest else ():
         record = facts.members.get(name)
@@ -171,9 +169,3 @@ def _weights(facts: Facts, position: int) -> str:
     if len(set(weights.values())) == 1:
         return f"{weights[names[0]]:.3g}"
     return ", ".join(f"{name} {weight:.3g}" for name, weight in weights.items())
-
-
-def differing_paths(configs: Sequence[Mapping[str, object]]) -> list[str]:
-    """Return dotted paths of plain values in which the configurations differ."""
-    paths = dict.fromkeys(path for own in configs for path in own)
-    return [path for path in paths if len({json.dumps(own.get(path)) for own in configs}) > 1][:10]

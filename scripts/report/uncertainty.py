@@ -187,26 +187,18 @@ def uncertainty_tables(part: Part, nominal: float) -> list[Table]:
 
 def domain_chapter(facts: Facts) -> Section | None:
     """Return the chapter on graphs that are unlike those of training."""
-    if not facts.evaluation.domain:
-        return None
-    return Section(
-        "domain",
-        "Training domain",
-        "Every prediction comes with a score of how unlike the training part its graph is, and with the detector that says so.",
-        tables=[flags_table(facts)],
-    )
-
-
-def flags_table(facts: Facts) -> Table:
-    """Return the share of every part that each detector flags."""
     domain = facts.evaluation.domain
+    if not domain:
+        return None
     by_detector, allowed = domain["flagged_by_detector"], domain["false_alarms"]
     expected = domain.get("expected", allowed)
     columns = {name: lambda part, name=name: f"{100 * by_detector[part][name]:.1f}" for name in domain["detectors"]}
     few = f" Held-out graphs are so few that about {100 * expected:.1f} are flagged."
-    return table_of(
+    flags = table_of(
         domain["flagged"],
         {"part": str, "flagged": lambda part: f"{100 * domain['flagged'][part]:.1f}", **columns},
         f"Graphs outside the training domain, in percent. Thresholds allow {100 * allowed:.1f} in validation and parts like it; "
         "detectors overlap." + few * (expected > allowed),
     )
+    lead = "Every prediction comes with a score of how unlike the training part its graph is, and with the detector that says so."
+    return Section("domain", "Training domain", lead, tables=[flags])

@@ -131,14 +131,10 @@ def view_of(points: Points, own: PartGraphs, number: int) -> PlaneView | None:
             values[name] = np.full(last - first, np.nan)
             values[name][items] = norms(column[rows], items)[items] if several else column[rows]
             values[name] = values[name][order]
-    symbols = _symbols(own.species, first + order) if own.species is not None else ()
+    symbols: list[str] = []
+    if own.species is not None and own.species.min() >= 0 and own.species.max() < len(chemical_symbols):
+        symbols = [chemical_symbols[number] for number in own.species[first + order]]
     return PlaneView(xy=xyz[order, :2], radius=radius[order], mesh=mesh, values=values, symbols=symbols)
-
-
-def _symbols(species: NDArray[np.int64], nodes: NDArray[np.int64]) -> Sequence[str]:
-    """Return chemical symbols of nodes; none where a number has no symbol."""
-    known = species.min() >= 0 and species.max() < len(chemical_symbols)
-    return [chemical_symbols[number] for number in species[nodes]] if known else ()
 
 
 def _radii(own: PartGraphs, nodes: slice, xyz: Values) -> Values:

@@ -374,24 +374,18 @@ class TensorHead(nn.Module):
         tensors = sizes[..., None, None] * identity  # [nodes, outputs, dim, dim]
         if self.products is not None:
             tensors = tensors + self.products(states[0], states[1])  # the second term
-        tensors = tensors + self.along_edges(states, graph, batch)
+        weights = self.along(
+            self.pairs(states, graph, batch)
+        )  # of the third term, which ends at the cutoff; [edges, outputs]
+        weights = weights if graph.envelope is None else weights * graph.envelope
+        squares = graph.directions.unsqueeze(-1) * graph.directions.unsqueeze(-2)  # [edges, dim, dim]
+        each = weights[..., None, None] * squares.unsqueeze(1)  # [edges, outputs, dim, dim]
+        tensors = tensors + segment_sum(each, graph.topology.receivers, graph.num_nodes)
         prediction: Number = Point(mean=tensors.reshape(-1, *self.shape))
         if self.variance is not None:
             variance = positive(self.variance(states[0]))[..., None, None].expand_as(tensors)
             prediction = Normal(mean=prediction.mean, variance=variance.reshape(-1, *self.shape))
         return prediction if self.pool is None else pool_numbers(prediction, graph, batch, self.pool)
-
-    def along_edges(
-        self, states: States, graph: MessageGraph, batch: GraphBatch
-    ) -> Float[Tensor, "nodes outputs dim dim"]:
-        """Return the third term, which ends at the cutoff."""
-        weights = self.along(self.pairs(states, graph, batch))  # [edges, outputs]
-        envelope = graph.envelope
-        weights = weights if envelope is None else weights * envelope
-        directions = graph.directions
-        squares = directions.unsqueeze(-1) * directions.unsqueeze(-2)  # [edges, dim, dim]
-        each = weights[..., None, None] * squares.unsqueeze(1)  # [edges, outputs, dim, dim]
-        return segment_sum(each, graph.topology.receivers, graph.num_nodes)
 
 
 class ConvolvedHead(nn.Module):
