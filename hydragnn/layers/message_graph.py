@@ -286,29 +286,24 @@ class Coarser:
         means = gather_multiply_sum(states.flatten(1), self.share.to(states.dtype), self.joining)
         return means.unflatten(1, states.shape[1:])
 
-    def unpooled(self, states: Float[Tensor, "rows *shape"]) -> Float[Tensor, "nodes *shape"]:
-        """Return the state of each node's cluster."""
-        return gather_multiply_sum(states.flatten(1), None, self.leaving).unflatten(1, states.shape[1:])
-
     def pooled_edges(self, states: Float[Tensor, "edges *shape"]) -> Float[Tensor, "rows *shape"]:
         """Return the mean over the edges that each coarser one replaces."""
         merging = self.merging
         return segment_mean(spread(states, merging.finer), merging.coarser, merging.num_edges)
-
-    def unpooled_edges(self, states: Float[Tensor, "rows *shape"]) -> Float[Tensor, "edges *shape"]:
-        """Return the state of each edge's coarser edge; zero without one."""
-        merging = (
-            self.merging
-        )  # no two of its finer edges are one: a sum is a copy, whose derivatives add without atomics
-        return segment_sum(spread(states, merging.coarser), merging.finer, self.finer_edges)
 
     def pooled_states(self, states: States) -> States:
         """Return states of all degrees, and of edges, on the coarser level."""
         return {key: self.pooled_edges(value) if key < 0 else self.pooled(value) for key, value in states.items()}
 
     def unpooled_states(self, states: States) -> States:
-        """Return states of the coarser level at nodes and edges."""
-        return {key: self.unpooled_edges(value) if key < 0 else self.unpooled(value) for key, value in states.items()}
+        """Return states of the coarser level at nodes and edges; zero at edges without one."""
+        # no two finer edges are one: a sum is a copy, whose derivatives add without atomics
+        return {
+            key: segment_sum(spread(value, self.merging.coarser), self.merging.finer, self.finer_edges)
+            if key < 0
+            else gather_multiply_sum(value.flatten(1), None, self.leaving).unflatten(1, value.shape[1:])
+            for key, value in states.items()
+        }
 
 
 def coarser_of(graph: MessageGraph) -> Coarser:

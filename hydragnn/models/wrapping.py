@@ -1,7 +1,5 @@
 """Wrappers around the layers of any architecture, in their order."""
 
-from collections.abc import Sequence
-
 from torch import nn
 
 from hydragnn.architectures import Architecture, ArchitectureSettings, GlobalAttentionSettings
@@ -32,8 +30,14 @@ def wrap_layers(
         layer: nn.Module = inner
         if architecture.residual:
             layer = Residual(layer, settings.hidden_dim, settings.dropout)
-        if settings.global_attention is not None:
-            layer = _attending(layer, settings, architecture.carried[number : number + 2])
+        attention, channels = settings.global_attention, settings.hidden_dim
+        if attention is not None and attention.kind == "equivariant":
+            width, (before, after) = (attention.num_radial or NUM_RADIAL) + 1, architecture.carried[number : number + 2]
+            pairs = EquivariantAttention(channels, attention.heads, width, inputs=before, outputs=after)
+            layer = EquivariantAttentionLayer(layer, pairs, settings.dropout)
+        elif attention is not None:
+            assert attention.kind != "none"  # settings of a model have no such section
+            layer = GPSLayer(layer, channels, attention.kind, attention.heads, settings.dropout)
         if conditioned and settings.conditioning == "film":
             layer = FiLM(layer, settings.hidden_dim)
         if settings.checkpoint_activations:
@@ -43,17 +47,6 @@ def wrap_layers(
     if pooling is not None:
         wrapped = [GraphUNet(wrapped, pooling.levels, settings.hidden_dim, degrees)]
     architecture.layers = nn.ModuleList(wrapped)
-
-
-def _attending(layer: nn.Module, settings: ArchitectureSettings, carried: Sequence[frozenset[int]]) -> nn.Module:
-    """Return a layer with attention; ``carried`` are degrees before and after."""
-    attention, channels = settings.global_attention, settings.hidden_dim
-    assert attention is not None and attention.kind != "none"  # settings of a model have no such section
-    if attention.kind != "equivariant":
-        return GPSLayer(layer, channels, attention.kind, attention.heads, settings.dropout)
-    width = (attention.num_radial or NUM_RADIAL) + 1
-    pairs = EquivariantAttention(channels, attention.heads, width, inputs=carried[0], outputs=carried[1])
-    return EquivariantAttentionLayer(layer, pairs, settings.dropout)
 
 
 def basis_of_pairs(attention: GlobalAttentionSettings, basis: RadialFeatures | None) -> RadialFeatures:

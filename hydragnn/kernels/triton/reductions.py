@@ -35,19 +35,13 @@ def reductions_gradient(
 ) -> Tensor:
     """Return the gradient of messages from those of moments and extremes."""
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
-    arrived, stride = _equally_strided(incoming, x.shape[1:].numel())
+    channels = x.shape[1:].numel()
+    held, strides, _ = zip(*[by_axes(tensor, 1, channels) for tensor in incoming])
+    # one stride between rows, of copies where they differ
+    arrived, stride = (held, strides[0]) if len({*strides}) == 1 else ([one.contiguous() for one in incoming], channels)
     inputs = (x.contiguous(), mean.contiguous(), *(edge.contiguous() for edge in edges), *arrived, out)
     _launch("reduce_rows_gradient", order, "statistics", inputs, {}, stride=stride)
     return out
-
-
-def _equally_strided(tensors: Sequence[Tensor], channels: int) -> tuple[tuple[Tensor, ...], int]:
-    """Return tensors with one stride between rows, as copies where they differ."""
-    held = [by_axes(tensor, 1, channels) for tensor in tensors]
-    strides = {row for _, row, _ in held}
-    if len(strides) == 1:
-        return tuple(tensor for tensor, _, _ in held), strides.pop()
-    return tuple(tensor.contiguous() for tensor in tensors), channels
 
 
 def reductions_second(
