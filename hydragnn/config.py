@@ -1,11 +1,11 @@
 """One run, completely described: everything that its result depends on."""
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from hydragnn.architectures import ModelSettings
 from hydragnn.base.errors import InputError, nearest
@@ -15,7 +15,7 @@ from hydragnn.base.settings import ActsWith, Settings, is_given, refuse_idle
 from hydragnn.callbacks import AnyCallback, check_callbacks
 from hydragnn.datasets.isolated_atoms import isolated_atoms
 from hydragnn.datasets.settings import BatchSettings, DataSettings, SplitSettings
-from hydragnn.models.heads import AnyHead, HeadSettings
+from hydragnn.models.heads import AnyHead
 from hydragnn.parallel import ParallelSettings
 from hydragnn.start import StartSettings, with_start
 
@@ -100,6 +100,20 @@ class TrainSettings(Settings):
         return self
 
 
+def check_heads(heads: list[Any]) -> list[Any]:
+    """ValueError where a field is predicted twice, or nothing has a weight."""
+    outputs = [name for head in heads for name in head.outputs]
+    twice = sorted({name for name in outputs if outputs.count(name) > 1})
+    if twice:
+        raise ValueError(f"{twice[0]} is predicted twice; keep one head per field")
+    if not any(weight > 0 for head in heads for weight in head.weights.values()):
+        raise ValueError("every loss weight is 0; give at least one field a positive weight")
+    return heads
+
+
+Heads = Annotated[list[AnyHead], Field(min_length=1), AfterValidator(check_heads)]
+
+
 class BranchSettings(Settings):
     """One data set of a run and its heads."""
 
@@ -111,27 +125,12 @@ class BranchSettings(Settings):
 
     data: DataSettings
     split: SplitSettings = SplitSettings()
-    heads: list[AnyHead] = Field(min_length=1)
-
-    @model_validator(mode="after")
-    def _check(self) -> "BranchSettings":
-        check_heads(self.heads)
-        return self
+    heads: Heads
 
     @property
     def targets(self) -> list[str]:
         """The fields that its heads predict, by their names in its store."""
         return [name for head in self.heads for name in head.outputs]
-
-
-def check_heads(heads: Sequence[HeadSettings]) -> None:
-    """ValueError where a field is predicted twice, or nothing has a weight."""
-    outputs = [name for head in heads for name in head.outputs]
-    twice = sorted({name for name in outputs if outputs.count(name) > 1})
-    if twice:
-        raise ValueError(f"heads: {twice[0]} is predicted twice; keep one head per field")
-    if not any(weight > 0 for head in heads for weight in head.weights.values()):
-        raise ValueError("heads: every loss weight is 0; give at least one field a positive weight")
 
 
 def _has_stages(config: "AnyConfig") -> bool:
@@ -149,25 +148,31 @@ def _set_default_rate(config: "AnyConfig") -> None:
         object.__setattr__(config, "train", own)  # frozen, and the user's own section stays as it is
 
 
-ON_STAGES = {
-    "train.stage_two": ActsWith(
-        words="on energy heads with forces or stress, and a stage_two_factor other than 1",
-        remedy='give such a head, with kind = "energy"',
-        holds=_has_stages,
-    )
-}
+class _Config(Settings):
+    """Base of configurations of runs."""
+
+    acts_with: ClassVar = {
+        "train.stage_two": ActsWith(
+            words="on energy heads with forces or stress, and a stage_two_factor other than 1",
+            remedy='give such a head, with kind = "energy"',
+            holds=_has_stages,
+        )
+    }
+
+    @property
+    def hash(self) -> str:
+        """Short hash of the whole configuration."""
+        return digest(self.to_json())
 
 
-class RunConfig(Settings):
+class RunConfig(_Config):
     """The sections of CONFIG.toml, for one data set; ``BranchedConfig`` is for several."""
-
-    acts_with: ClassVar = ON_STAGES
 
     data: DataSettings
     split: SplitSettings = SplitSettings()
     batch: BatchSettings = BatchSettings()
     model: ModelSettings
-    heads: list[AnyHead] = Field(min_length=1)
+    heads: Heads
     train: TrainSettings = TrainSettings()
     start: StartSettings | None = None
     """The trained model that the run begins with; absent: weights are drawn."""
@@ -187,14 +192,8 @@ class RunConfig(Settings):
 
     @model_validator(mode="after")
     def _check(self) -> "RunConfig":
-        check_heads(self.heads)
         _set_default_rate(self)
         return self
-
-    @property
-    def hash(self) -> str:
-        """Short hash of the whole configuration."""
-        return digest(self.to_json())
 
     @property
     def targets(self) -> list[str]:
@@ -213,10 +212,8 @@ class RunConfig(Settings):
         return self
 
 
-class BranchedConfig(Settings):
+class BranchedConfig(_Config):
     """Sections of CONFIG.toml for several data sets on one trunk."""
-
-    acts_with: ClassVar = ON_STAGES
 
     branches: list[BranchSettings] = Field(min_length=2)
     batch: BatchSettings = BatchSettings()
@@ -251,11 +248,6 @@ class BranchedConfig(Settings):
             raise ValueError(f"branches: two are named {twice[0]}; give each a name of its own")
         _set_default_rate(self)
         return self
-
-    @property
-    def hash(self) -> str:
-        """Short hash of the whole configuration."""
-        return digest(self.to_json())
 
     @property
     def targets(self) -> list[str]:

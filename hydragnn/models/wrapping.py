@@ -31,13 +31,11 @@ def wrap_layers(
         if architecture.residual:
             layer = Residual(layer, settings.hidden_dim, settings.dropout)
         attention, channels = settings.global_attention, settings.hidden_dim
-        if attention is None:
-            pass
-        elif attention.kind == "equivariant":
+        if attention is not None and attention.kind == "equivariant":
             width, (before, after) = (attention.num_radial or NUM_RADIAL) + 1, architecture.carried[number : number + 2]
             pairs = EquivariantAttention(channels, attention.heads, width, inputs=before, outputs=after)
             layer = EquivariantAttentionLayer(layer, pairs, settings.dropout)
-        elif attention.kind != "none":
+        elif attention is not None and attention.kind in ("multihead", "linear"):
             layer = GPSLayer(layer, channels, attention.kind, attention.heads, settings.dropout)
         if conditioned and settings.conditioning == "film":
             layer = FiLM(layer, settings.hidden_dim)
