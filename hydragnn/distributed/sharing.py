@@ -30,7 +30,13 @@ def first_ranks_value(make: Callable[[], Any], ranks: Ranks) -> Any:
     """Return rank 0's JSON value of ``make`` on all ranks, or raise its InputError."""
     if ranks.size == 1:
         return make()
-    outcome = json.loads(texts_of_all(_outcome(make) if ranks.first else "", ranks)[0])
+    text = ""
+    if ranks.first:
+        try:
+            text = json.dumps({"value": make(), "error": None})
+        except InputError as error:
+            text = json.dumps({"error": str(error)})
+    outcome = json.loads(texts_of_all(text, ranks)[0])
     if outcome["error"] is not None:
         raise InputError(outcome["error"])
     return outcome["value"]
@@ -54,10 +60,3 @@ def texts_of_all(text: str, ranks: Ranks) -> list[str]:
     letters[ends[ranks.rank] : ends[ranks.rank + 1]] = torch.tensor(list(encoded), dtype=torch.uint8)
     whole = ranks.sum_in_place(letters.to(ranks.device)).cpu().numpy().tobytes()
     return [whole[first:last].decode() for first, last in pairwise(ends)]
-
-
-def _outcome(make: Callable[[], Any]) -> str:
-    try:
-        return json.dumps({"value": make(), "error": None})
-    except InputError as error:
-        return json.dumps({"error": str(error)})

@@ -21,7 +21,15 @@ import torch
 from torch import Tensor
 
 from hydragnn.base.errors import InputError
-from hydragnn.base.files import check_version, checksum_of, flush_directory, read_json, read_sealed, write_sealed
+from hydragnn.base.files import (
+    check_version,
+    checksum_of,
+    file_errors,
+    flush_directory,
+    read_json,
+    read_sealed,
+    write_sealed,
+)
 from hydragnn.base.settings import Settings
 from hydragnn.distributed.mesh import ITEMS, Mesh
 from hydragnn.distributed.ranks import Ranks
@@ -146,20 +154,15 @@ def on_all(work: Callable[[], T] | None, folder: Path, ranks: Ranks, attempt: Ru
     problem: Exception | None = None
     result: T | None = None
     try:
-        result = work() if work else None
-    except (Fenced, InputError, OSError) as error:
+        with file_errors(f"cannot write a checkpoint into {folder}", "free space there and resume the run"):
+            result = work() if work else None
+    except (Fenced, InputError) as error:
         problem = error
-    failed = ranks.any(problem is not None)
-    if isinstance(problem, OSError):
+    if ranks.any(problem is not None):
         attempt.check()
-        raise InputError(
-            f"cannot write a checkpoint into {folder}: {problem.strerror or problem}; free space there and resume the run"
-        ) from problem
-    if problem:
-        raise problem
-    if failed:
-        attempt.check()
-        raise InputError(f"another rank cannot write a checkpoint into {folder}; free space there and resume the run")
+        raise problem or InputError(
+            f"another rank cannot write a checkpoint into {folder}; free space there and resume the run"
+        )
     return result
 
 

@@ -116,11 +116,9 @@ def note_stopped_rank(attempt: RunAttempt, rank: int, sentence: str) -> None:
             write_record(replace(record, status="failed", failure=failure), attempt.folder, attempt.check)
 
 
-@contextmanager
-def reserve_memory() -> Iterator[None]:
-    """Hold memory in reserve, to report why an allocation failed."""
-    with mmap.mmap(-1, RESERVE):
-        yield
+def reserve_memory() -> mmap.mmap:
+    """Return memory to hold in reserve, to report why an allocation failed."""
+    return mmap.mmap(-1, RESERVE)
 
 
 @contextmanager
