@@ -150,7 +150,18 @@ def plan(
     if extrapolation is None:
         return None
     result = plan_values(extrapolation, machine.nodes, layout)
-    rows = [layout_row(one) for one in result["layouts"][:SHOWN]]
+    rows = [
+        {
+            "layout": layout_words(one["parallel"]),
+            "parts": str(one["parallel"]["micro_batches"]),
+            "memory": in_words(one["memory"]["total"]),
+            "ms a step": f"{'' if one['measured'] else '~ '}{1e3 * one['seconds']['step']:,.3g}",
+            "graphs/s": f"{one['graphs_per_second']:,.0f}",
+            "efficiency": f"{one['efficiency']:.1%}",
+            "limited by": one["limited_by"] if one["fits"] else "memory: does not fit",
+        }
+        for one in result["layouts"][:SHOWN]
+    ]
     if not layout:
         return Result(value=result, table=rows, lines=plan_lines(result))
     if picture:
@@ -396,19 +407,6 @@ def roofline_lines(roofline: Mapping[str, Any]) -> list[str]:
     far = "; calls and waits take the time, which larger batches share" if share < FAR else ""
     far = "; caches serve a part, or other work slowed the measured peak" if share > 1 else far
     return [*lines, f"{roofline['bound']} is the nearer bound, of {peaks}: {times}, {share:.0%} of its speed{far}"]
-
-
-def layout_row(one: dict[str, Any]) -> dict[str, str]:
-    """Return the row of a layout."""
-    return {
-        "layout": layout_words(one["parallel"]),
-        "parts": str(one["parallel"]["micro_batches"]),
-        "memory": in_words(one["memory"]["total"]),
-        "ms a step": f"{'' if one['measured'] else '~ '}{1e3 * one['seconds']['step']:,.3g}",
-        "graphs/s": f"{one['graphs_per_second']:,.0f}",
-        "efficiency": f"{one['efficiency']:.1%}",
-        "limited by": one["limited_by"] if one["fits"] else "memory: does not fit",
-    }
 
 
 def plan_lines(result: dict[str, Any]) -> list[str]:

@@ -16,7 +16,7 @@ from hydragnn.base.errors import InputError
 from hydragnn.base.files import check_page_target, write_atomically
 from hydragnn.base.places import text_of
 from hydragnn.base.shown import visible
-from hydragnn.ensemble import Manifest, TargetEvaluation
+from hydragnn.ensemble import TargetEvaluation
 from hydragnn.scripts.report import data, errors, node_time, origin, search, training, uncertainty, where
 from hydragnn.scripts.report.collect import collect, ensemble_facts
 from hydragnn.scripts.report.facts import Facts, best_baseline, better_baseline, error, is_categorical, metric, ratio
@@ -88,24 +88,19 @@ def _commands(facts: Facts, name: str) -> list[str]:
         return [f"hydragnn import {shlex.quote(facts.origin.source)} --out IMPORTED"]
     lines = [f"hydragnn train {name} --out RUN"] if facts.run is not None else []
     lines += [f"hydragnn search {name} --out CAMPAIGN"] if facts.campaign is not None else []
-    if facts.manifest is not None:
-        branch = f" --branch {facts.branch}" if facts.branch else ""
-        lines += _ensemble_commands(facts.manifest, name if facts.campaign is None else "", branch)
-    return lines
-
-
-def _ensemble_commands(ensemble: Manifest, config: str, branch: str) -> list[str]:
-    """Return the commands of an ensemble from a campaign, or from runs."""
-    members, selection = ensemble.members, ensemble.selection
-    if selection.get("campaign") or not config:
+    if facts.manifest is None:
+        return lines
+    branch = f" --branch {facts.branch}" if facts.branch else ""
+    members, selection = facts.manifest.members, facts.manifest.selection
+    if selection.get("campaign") or facts.campaign is not None:
         named = {"--final-seeds": "final_seeds", "--epochs": "final_epochs"}
         options = [f" {option} {selection[key]}" for option, key in named.items() if selection.get(key)]
         choice = f"--top-k {selection.get('k', len(members))}{''.join(options)}"
-        return [f"hydragnn ensemble CAMPAIGN {choice}{branch} --out ENSEMBLE"]
+        return [*lines, f"hydragnn ensemble CAMPAIGN {choice}{branch} --out ENSEMBLE"]
     runs = [shlex.quote(member.name) for member in members]
-    first = f"hydragnn train {config} --out {runs[0]}"
     others = "  # the others as members/*/config.json of the ensemble say" if len(runs) > 1 else ""
-    return [first + others, f"hydragnn ensemble {' '.join(runs)}{branch} --out ENSEMBLE"]
+    first = f"hydragnn train {name} --out {runs[0]}{others}"
+    return [*lines, first, f"hydragnn ensemble {' '.join(runs)}{branch} --out ENSEMBLE"]
 
 
 def _without_none(value: Any) -> Any:

@@ -134,12 +134,12 @@ def error_finding(one: TargetEvaluation) -> Statement:
     simple = better_baseline(one)
     if simple:
         errors = f"{plain_number(error(one.baselines[simple]))} against {plain_number(own)}"
-        who, advice = "A model of others", "Predict with it, or train on labels of it (hydragnn data label)."
-        if simple in BASELINES:
-            who, advice = (
-                "A simpler predictor",
-                "Train on more graphs, give them other inputs, or search settings of the model.",
-            )
+        who, advice = (
+            "A simpler predictor",
+            "Train on more graphs, give them other inputs, or search settings of the model.",
+        )
+        if simple not in BASELINES:
+            who, advice = "A model of others", "Predict with it, or train on labels of it (hydragnn data label)."
         errors = with_unit(errors, one.unit, "{0} {1}")
         sentence += f" {who} is better: {BASELINES.get(simple, simple)}, {errors}. {advice}"
     return Statement(
