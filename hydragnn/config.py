@@ -133,12 +133,6 @@ class BranchSettings(Settings):
         return [name for head in self.heads for name in head.outputs]
 
 
-def _has_stages(config: "AnyConfig") -> bool:
-    """Return True where a second training stage differs from the first."""
-    heads = [head for branch in config.branches for head in branch.heads]
-    return any(head.derivatives and getattr(head, "stage_two_factor", 1.0) != 1.0 for head in heads)
-
-
 def _set_default_rate(config: "AnyConfig") -> None:
     """Set the default learning rate of energies with forces, without a start."""
     train, heads = config.train, [head for branch in config.branches for head in branch.heads]
@@ -155,7 +149,11 @@ class _Config(Settings):
         "train.stage_two": ActsWith(
             words="on energy heads with forces or stress, and a stage_two_factor other than 1",
             remedy='give such a head, with kind = "energy"',
-            holds=_has_stages,
+            holds=lambda config: any(
+                head.derivatives and getattr(head, "stage_two_factor", 1.0) != 1.0
+                for branch in config.branches
+                for head in branch.heads
+            ),
         )
     }
 

@@ -13,7 +13,6 @@ from hydragnn.base.places import at_home, model_folder
 from hydragnn.base.settings import Settings
 from hydragnn.graphs.field import Field
 from hydragnn.models.description import ModelDescription
-from hydragnn.models.heads import HeadSettings
 from hydragnn.models.saving import checksum_of_weights, read_description
 
 OF_LOSSES = (
@@ -133,19 +132,14 @@ def kept_heads(old: ModelDescription, new: ModelDescription) -> tuple[dict[int, 
     for number, head in enumerate(new.heads):
         reason = "the start has none"
         if head.field in places:
-            one = old.heads[places[head.field]]
-            reason = _other_head(one, head) or difference(old.fields[head.field], new.fields[head.field])
+            theirs, ours = old.heads[places[head.field]].to_json(), head.to_json()
+            keys = ["kind"] if theirs["kind"] != ours["kind"] else sorted(ours.keys() - {*OF_LOSSES})
+            other = (f"its {key} is {theirs.get(key)!r} in the start" for key in keys if theirs.get(key) != ours[key])
+            reason = next(other, "") or difference(old.fields[head.field], new.fields[head.field])
         words[head.field] = f"new: {reason}" if reason else "kept"
         if not reason:
             retained[number] = places[head.field]
     return retained, words
-
-
-def _other_head(old: HeadSettings, new: HeadSettings) -> str:
-    """Return the first difference of two networks; empty without any."""
-    theirs, ours = old.to_json(), new.to_json()
-    keys = ["kind"] if old.kind != new.kind else sorted(ours.keys() - {*OF_LOSSES})
-    return next((f"its {key} is {theirs.get(key)!r} in the start" for key in keys if theirs.get(key) != ours[key]), "")
 
 
 def difference(old: Field, new: Field) -> str:

@@ -373,21 +373,16 @@ class MACE(Architecture):
                 "model.correlation = 4 with model.max_ell = 4 are thousands of products at every node and channel; lower one of them to 3"
             )
         if settings.distance_transform is not None and spec.statistics is not None:
-            cls.check_radii(spec.statistics.species)
+            if not (species := spec.statistics.species):
+                raise InputError(
+                    "model.distance_transform measures distances by the radii of atoms, and these nodes have no atomic_numbers among their inputs; leave it out"
+                )
+            unknown = [z for z in species if not 1 <= z <= ELEMENTS_WITH_RADIUS]
+            if unknown:
+                raise InputError(
+                    f"model.distance_transform needs covalent radii, and atomic number {unknown[0]} has none; leave it out"
+                )
         if settings.hidden_l > settings.max_ell:
             raise InputError(
                 f"model.hidden_l = {settings.hidden_l} is above model.max_ell = {settings.max_ell}; lower it, or raise max_ell"
-            )
-
-    @classmethod
-    def check_radii(cls, species: Sequence[int]) -> None:
-        """Refuse nodes without a covalent radius, which distances are measured by."""
-        if not species:
-            raise InputError(
-                "model.distance_transform measures distances by the radii of atoms, and these nodes have no atomic_numbers among their inputs; leave it out"
-            )
-        unknown = [z for z in species if not 1 <= z <= ELEMENTS_WITH_RADIUS]
-        if unknown:
-            raise InputError(
-                f"model.distance_transform needs covalent radii, and atomic number {unknown[0]} has none; leave it out"
             )

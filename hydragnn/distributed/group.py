@@ -135,13 +135,18 @@ class Group:
         return [json.loads(self.store.get(key)) for key in keys if self.store.check([key])]
 
     def gone(self, rank: int) -> bool:
-        """Return True where the rank is dead, or stopped on this machine."""
+        """Return True where the rank is dead, stopped on this machine, or silent on another."""
         if rank == self.rank:
             return False
         if not self.store.check([f"process-{rank}"]):
             return time.monotonic() - self._began > self._silence
         machine, process = json.loads(self.store.get(f"process-{rank}"))
-        return self._is_dead(process) if machine == machine_name() else self._is_silent(rank)
+        if machine == machine_name():
+            return self._is_dead(process)
+        beats, now = self.store.add(f"beats of {rank}", 0), time.monotonic()
+        if beats != self._beats.get(rank, (-1, now))[0]:
+            self._beats[rank] = (beats, now)
+        return now - self._beats[rank][1] > self._silence
 
     def _is_dead(self, process: int) -> bool:
         """Return True where a local process is gone, or stopped for seconds."""
@@ -154,13 +159,6 @@ class Group:
             return bool(status == psutil.STATUS_ZOMBIE)
         now = time.monotonic()
         return now - self._stopped_since.setdefault(process, now) > STOPPED
-
-    def _is_silent(self, rank: int) -> bool:
-        """Return True where a rank of another machine stopped its beats."""
-        beats, now = self.store.add(f"beats of {rank}", 0), time.monotonic()
-        if beats != self._beats.get(rank, (-1, now))[0]:
-            self._beats[rank] = (beats, now)
-        return now - self._beats[rank][1] > self._silence
 
     @property
     def _pause_between_beats(self) -> float:

@@ -164,19 +164,17 @@ def load_graph_model(folder: Path | str, branch: str = "") -> tuple[GraphModel, 
 
 def _check_size(descriptions: Sequence[ModelDescription], weights: Mapping[str, Tensor], path: Path) -> None:
     """Raise InputError where sizes exceed the weights, before anything is allocated."""
-    count = sum(value.numel() for value in weights.values())
-    largest = max(_whole_numbers([_with_known_keys(description) for description in descriptions]), default=0)
+    count, tables = sum(value.numel() for value in weights.values()), []
+    for description in descriptions:  # without entries that are no sizes
+        table = description.to_json()
+        ours: Any = next(cls for cls in type(description.model).__mro__ if cls.__module__.startswith("hydragnn."))
+        if description.model.pooling is not None:
+            table["fields"] = [field for field in table["fields"] if field["name"] != CLUSTERS]
+        known = {key: value for key, value in table["model"].items() if key in ours.model_fields}
+        tables.append({**table, "model": known})
+    largest = max(_whole_numbers(tables), default=0)
     if largest > max(count, SMALL):
         raise InputError(f"{path} is damaged (it asks for {largest} of something, with {count} weights); copy it again")
-
-
-def _with_known_keys(description: ModelDescription) -> dict[str, Any]:
-    """Return the description without entries that are no sizes."""
-    table = description.to_json()
-    ours: Any = next(cls for cls in type(description.model).__mro__ if cls.__module__.startswith("hydragnn."))
-    if description.model.pooling is not None:
-        table["fields"] = [field for field in table["fields"] if field["name"] != CLUSTERS]
-    return {**table, "model": {key: value for key, value in table["model"].items() if key in ours.model_fields}}
 
 
 def _whole_numbers(value: Any) -> Iterator[int]:

@@ -117,15 +117,14 @@ class TrainedStack:
         # once for all, not tensor by tensor of every member
         predictions = {name: one.to(batch.device, torch.float64) for name, one in predictions.items()}
 
-        def of_member(number: int) -> dict[str, Distribution]:
-            own: dict[str, Distribution] = {}
-            for target in self.members[number].targets:
+        results = []
+        for number, (member, own) in enumerate(zip(self.members, states.unflatten(0, (count, -1)))):
+            values: dict[str, Distribution] = {}
+            for target in member.targets:
                 rows = part(predictions[target.name], number, count, batch.num_items(target.field.on))
-                own[target.name] = denormalise(rows, target.field, self.members[number].normalisation, batch)
-            return own
-
-        states = states.unflatten(0, (count, -1))[:, : batch.num_nodes]
-        return [(of_member(number), states[number]) for number in range(count)]
+                values[target.name] = denormalise(rows, target.field, member.normalisation, batch)
+            results.append((values, own[: batch.num_nodes]))
+        return results
 
     def inputs_of(self, member: TrainedModel, batch: GraphBatch) -> GraphBatch:
         """Return the batch with a member's normalised inputs alone."""

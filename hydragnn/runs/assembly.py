@@ -13,7 +13,7 @@ from hydragnn.distributed.mesh import Mesh, make_mesh
 from hydragnn.distributed.parallelize import parallelize
 from hydragnn.distributed.pipeline import SharedSteps, make_pipeline
 from hydragnn.distributed.ranks import Ranks, number_of
-from hydragnn.models import BranchedModel, GraphModel, ModelDescription, build_branched, build_from_description
+from hydragnn.models import BranchedModel, GraphModel, build_branched, build_from_description
 from hydragnn.record import RunRecord
 from hydragnn.runs.fine_tuning import OpenStart, load_start, merged_limits, merged_ranges, rate_factors
 from hydragnn.runs.folder import decisive
@@ -61,8 +61,16 @@ def assemble(
     if start is None:
         model: GraphModel | BranchedModel = build_branched(descriptions, plan.training.seed)
     else:
-        model, factors, reasons = begun_model(start, descriptions[0], plan.training.seed)
-        notes = [*notes, *start.notes, *reasons]
+        model = build_from_description(merged_limits(start, descriptions[0]), plan.training.seed).to(
+            start.trained.dtype
+        )
+        absent, factors = load_start(model, start), rate_factors(model, start)
+        notes = [*notes, *start.notes]
+        if absent:
+            new = [name for name in first.inputs if name not in start.description.inputs]
+            why = f"the start does not have the inputs {', '.join(new)}" if new else ""
+            why = why or "heads read states that the start does not have"
+            notes.append(f"{len(absent)} weights of the encoder are new, since {why}")
     state, context = begin_on(mesh, plan, data, model, placement, factors)
     if plan.training.base_batch:
         rate, graphs = context.settings.learning_rate, data.graphs_per_step
@@ -139,19 +147,3 @@ def begin_on(
         reduce_predicted=lambda values: mesh.sum_in_place(mesh.sum_in_place(values, "pipeline")),
     )
     return state, context
-
-
-def begun_model(
-    start: OpenStart, description: ModelDescription, seed: int
-) -> tuple[GraphModel, dict[str, float], list[str]]:
-    """Return a model with the start's weights, rate factors, and notes."""
-    model = build_from_description(merged_limits(start, description), seed).to(start.trained.dtype)
-    absent = load_start(model, start)
-    new = [name for name in description.inputs if name not in start.description.inputs]
-    why = (
-        f"the start does not have the inputs {', '.join(new)}"
-        if new
-        else "heads read states that the start does not have"
-    )
-    note = f"{len(absent)} weights of the encoder are new, since {why}"
-    return model, rate_factors(model, start), [note] if absent else []

@@ -48,11 +48,8 @@ def with_replays(run: Assembly, ranks: Ranks, heartbeat: Callable[[], None], *, 
         except (NotRecordable, RuntimeError) as error:
             reason = str(error).partition("\n")[0]
         reason = shared_problem(reason, ranks)
-    return with_note(run, NOT_REPLAYED + reason) if reason is not None else replaying_run(run, executors)
-
-
-def replaying_run(run: Assembly, executors: tuple[RecordedSteps, ...]) -> Assembly:
-    """Return the run with these executors and with padded batches."""
+    if reason is not None:
+        return with_note(run, NOT_REPLAYED + reason)
     branches = []
     for branch, executor in zip(run.data.branches, executors, strict=True):
         own = executor.replays
