@@ -106,9 +106,9 @@ class Number(Distribution):
     def scale_by(self, factor: Tensor) -> "Number":
         """The distribution of value times ``factor``."""
 
-    @abstractmethod
-    def shift_by(self, by: Tensor) -> "Number":
+    def shift_by(self: N, by: Tensor) -> N:
         """The distribution of value plus ``by``."""
+        return type(self)(**self.tensors() | {"mean": self.mean + by})
 
     def mean_over(self: N, counts: Tensor) -> N:
         """Return the distribution of a mean of ``counts`` independent values."""
@@ -143,10 +143,6 @@ class Point(Number):
         """The value times ``factor``."""
         return Point(mean=self.mean * factor)
 
-    def shift_by(self, by: Tensor) -> "Point":
-        """The value plus ``by``."""
-        return Point(mean=self.mean + by)
-
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Normal(Number):
@@ -170,10 +166,6 @@ class Normal(Number):
     def scale_by(self, factor: Tensor) -> "Normal":
         """Mean times ``factor``, variance times its square."""
         return Normal(mean=self.mean * factor, variance=self.variance * factor.square())
-
-    def shift_by(self, by: Tensor) -> "Normal":
-        """Mean plus ``by``."""
-        return Normal(mean=self.mean + by, variance=self.variance)
 
     def mean_over(self, counts: Tensor) -> "Normal":
         """Divide means and variances of ``counts`` independent values."""
