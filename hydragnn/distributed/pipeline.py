@@ -245,8 +245,8 @@ class Pipeline:
                 return
         departures = {f"{n} {degree}": own for n, states in enumerate(of_layers) for degree, own in states.items()}
         # the first stage may make edge features from weights
-        made = isinstance(model.edge_inputs, Absent) or any(True for _ in model.edge_inputs.parameters())
-        shared = {"condition": graph.condition, "edge_features": graph.edge_features if made else None}
+        has_weights = isinstance(model.edge_inputs, Absent) or any(True for _ in model.edge_inputs.parameters())
+        shared = {"condition": graph.condition, "edge_features": graph.edge_features if has_weights else None}
         departures |= {name: own for name, own in shared.items() if own is not None}
         one.departures = self.tied(departures, graph)
 

@@ -167,9 +167,9 @@ class CloseRange(nn.Module):
         shortest, (inverse, product) = shortest_distances(limits), screening()
         if limits.stiffness is not None:
             shortest = np.minimum(JOINED * shortest, (limits.cutoff or np.inf) / ALIKE)
-        known = limits.stiffness or ()  # the median where unknown
-        stiffness = np.full((ELEMENTS, ELEMENTS), np.median([share for *_, share in known]) if known else USUAL)
-        for a, b, share in known:
+        pairs = limits.stiffness or ()  # the median where unknown
+        stiffness = np.full((ELEMENTS, ELEMENTS), np.median([share for *_, share in pairs]) if pairs else USUAL)
+        for a, b, share in pairs:
             stiffness[a, b] = stiffness[b, a] = share
         tables = {
             "looks": np.square(ALIKE * shortest / limits.angstrom).reshape(-1),

@@ -88,8 +88,8 @@ class FieldTokens(NodeInputs):
         mask = None
         if any(one is not None for one in present):  # minus infinity for absent tokens; [nodes, 1, 1, tokens]
             every = torch.ones(rows.shape[0], dtype=torch.bool, device=rows.device)
-            known = [every if one is None else one for one in present]
-            absent = ~torch.cat([one[:, None].expand(-1, part.shape[1]) for one, part in zip(known, own)], 1)
+            masks = [every if one is None else one for one in present]
+            absent = ~torch.cat([one[:, None].expand(-1, part.shape[1]) for one, part in zip(masks, own)], 1)
             mask = torch.zeros_like(absent, dtype=rows.dtype).masked_fill(absent, -torch.inf)[:, None, None]
         states: Tensor = self.attention(self.query, rows, mask)
         if self.lead is not None and self.lead_time is not None:

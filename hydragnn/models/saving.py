@@ -170,8 +170,8 @@ def _check_size(descriptions: Sequence[ModelDescription], weights: Mapping[str, 
         ours: Any = next(cls for cls in type(description.model).__mro__ if cls.__module__.startswith("hydragnn."))
         if description.model.pooling is not None:
             table["fields"] = [field for field in table["fields"] if field["name"] != CLUSTERS]
-        known = {key: value for key, value in table["model"].items() if key in ours.model_fields}
-        tables.append({**table, "model": known})
+        sizes = {key: value for key, value in table["model"].items() if key in ours.model_fields}
+        tables.append({**table, "model": sizes})
     largest = max(_whole_numbers(tables), default=0)
     if largest > max(count, SMALL):
         raise InputError(f"{path} is damaged (it asks for {largest} of something, with {count} weights); copy it again")

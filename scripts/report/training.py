@@ -42,8 +42,8 @@ def run_curves(records: Mapping[str, RunRecord], units: Mapping[str, str]) -> Fi
     """Return losses and validation errors of a run or of members."""
     first, alone = next(iter(records.values()), None), len(records) == 1
     parts, drawings = (("train", "valid") if alone else ("valid",)), {}
-    known = [name.split("/") for name, values in first.curves.items() if values] if first else []
-    errors = {own[1]: "/".join(own[1:]) for own in known if len(own) == 3 and own[2] in ("mae", "error_rate")}
+    paths = [name.split("/") for name, values in first.curves.items() if values] if first else []
+    errors = {own[1]: "/".join(own[1:]) for own in paths if len(own) == 3 and own[2] in ("mae", "error_rate")}
     for field, path in {"loss": "loss", **errors}.items():
         every = {(part, name): curve(own, f"{part}/{path}") for part in parts for name, own in records.items()}
         curves = {key: values for key, values in every.items() if values}
