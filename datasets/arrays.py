@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from dataclasses import field as member
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -40,6 +41,11 @@ def array_specs(dim: int, fields: Iterable[Field]) -> dict[str, ArraySpec]:
     >>> list(array_specs(2, [Field(name="load", on="node")]))
     ['positions', 'senders', 'receivers', 'edge_shifts', 'cell', 'periodic', 'node/load']
     """
+    return dict(_array_specs(dim, tuple(fields)))
+
+
+@lru_cache(maxsize=64)  # every batch asks for them
+def _array_specs(dim: int, fields: tuple[Field, ...]) -> Mapping[str, ArraySpec]:
     real, index = np.dtype(np.float64), np.dtype(np.int64)
     specs = [
         ArraySpec(name="positions", location="node", dtype=real, shape=(dim,)),

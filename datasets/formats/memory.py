@@ -1,6 +1,7 @@
 """Graphs in memory: what training reads from when the data fits."""
 
 from collections.abc import Collection, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from hydragnn.base.errors import InputError
 from hydragnn.datasets.access import Access
 from hydragnn.datasets.arrays import FlatGraphs, array_name, flat_graphs, mask_name
 from hydragnn.datasets.fingerprint import fingerprint_of, graph_digests
-from hydragnn.datasets.gather import GatherPlan
+from hydragnn.datasets.gather import gather
 from hydragnn.datasets.store import Column, Numbers, Sizes
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Field
@@ -33,14 +34,12 @@ class MemoryStore(Access):
         two meanings.
         """
         if isinstance(graphs, FlatGraphs):
-            self._flat = graphs
+            self.flat = graphs  # arrays that are not to be changed
         else:
             batch = graphs if isinstance(graphs, GraphBatch) else concatenate(graphs)
-            self._flat = flat_graphs(batch, tuple(batch.fields.values()))
+            self.flat = flat_graphs(batch, tuple(batch.fields.values()))
         self._attributes = dict(attributes or {})
-        self._fingerprint = ""
         self._digests: UInt8[ndarray, "graphs 16"] | None = None
-        self._plans: dict[frozenset[str] | None, GatherPlan] = {}
 
     @property
     def attributes(self) -> Mapping[str, Any]:
@@ -50,61 +49,47 @@ class MemoryStore(Access):
     @property
     def dim(self) -> int:
         """Spatial dimension of positions."""
-        return self._flat.dim
+        return self.flat.dim
 
-    @property
+    @cached_property
     def fingerprint(self) -> str:
         """Hash of the content; equal for equal graphs whatever the backend."""
-        if not self._fingerprint:
-            self._fingerprint = fingerprint_of(self.dim, self._flat.fields, self.digests())
-        return self._fingerprint
+        return fingerprint_of(self.dim, self.flat.fields, self.digests())
 
     def digests(self) -> UInt8[ndarray, "graphs 16"]:
         """Return the digest of every graph."""
         if self._digests is None:
-            self._digests = graph_digests(self._flat)
+            self._digests = graph_digests(self.flat)
         return self._digests
 
-    @property
-    def flat(self) -> FlatGraphs:
-        """The arrays themselves; they are not to be changed."""
-        return self._flat
-
     def __len__(self) -> int:
-        return len(self._flat)
+        return len(self.flat)
 
     def fields(self) -> tuple[Field, ...]:
         """Return the fields of all graphs."""
-        return self._flat.fields
+        return self.flat.fields
 
     def sizes(self) -> Sizes:
         """Nodes and edges of every graph."""
-        return Sizes(nodes=np.diff(self._flat.node_offsets), edges=np.diff(self._flat.edge_offsets))
+        return Sizes(nodes=np.diff(self.flat.node_offsets), edges=np.diff(self.flat.edge_offsets))
 
     @property
     def texts(self) -> Mapping[str, Texts]:
         """One text per graph and key."""
-        return self._flat.texts
+        return self.flat.texts
 
     def read(self, indices: Numbers, fields: Collection[str] | None = None) -> GraphBatch:
         """Return these graphs in this order, repeats allowed, with the named fields."""
-        return self.take(checked_indices(indices, len(self)), fields)
-
-    def take(self, graphs: Int64[ndarray, " chosen"], fields: Collection[str] | None = None) -> GraphBatch:
-        """Return graphs whose numbers are known to be right."""
-        key = None if fields is None else frozenset(fields)
-        if key not in self._plans:
-            check_fields(self.fields(), fields)
-            self._plans[key] = GatherPlan(self._flat, fields)
-        return self._plans[key].batch(graphs)
+        check_fields(self.fields(), fields)
+        return gather(self.flat, checked_indices(indices, len(self)), fields)
 
     def column(self, name: str, start: int = 0, stop: int | None = None) -> Column:
         """The field ``name`` of the graphs ``start`` to ``stop``."""
         field = field_named(self.fields(), name)
         stop = len(self) if stop is None else stop
-        first, last = self._flat.offsets(field.on)[[start, stop]]
-        mask = self._flat.arrays.get(mask_name(field), np.ones(len(self), dtype=np.bool_))
-        return Column(values=self._flat.arrays[array_name(field)][first:last], present=mask[start:stop])
+        first, last = self.flat.offsets(field.on)[[start, stop]]
+        mask = self.flat.arrays.get(mask_name(field), np.ones(len(self), dtype=np.bool_))
+        return Column(values=self.flat.arrays[array_name(field)][first:last], present=mask[start:stop])
 
 
 def checked_indices(indices: Numbers, graphs: int) -> Int64[ndarray, " _"]:

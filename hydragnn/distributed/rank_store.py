@@ -92,7 +92,7 @@ class RankStore(View):
             check_fields(self._fields, fields)
             return self.store.read(numbers, [field.name for field in self._fields] if fields is None else fields)
         if self._remote is None:
-            return self._own.take(places, fields)
+            return self._own.read(places, fields)
         check_fields(self._fields, fields)
         unique, order = np.unique(places, return_inverse=True)
         cuts = np.searchsorted(unique, self._cuts)
