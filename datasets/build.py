@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -89,45 +89,32 @@ def makers_of(settings: BuildSettings) -> Iterator[Make]:
     """Yield a maker per graph of a source; failures stay separate."""
     transform_function(settings.transform)  # one sentence instead of one for every graph
     source, labels = parted_settings(settings)
+    graphs = partial(_completed, settings, labels)
     for number, make in enumerate(source.makers()):
         for part in range(settings.parts):
-            yield Completed(settings, make, number, part, labels)
+            yield MakerOfMany(graphs, (make, number, part), nodes_of(make))
 
 
-@dataclass(frozen=True, slots=True)
-class Completed(MakerOfMany):
-    """Maker of a graph with everything that the settings add to it."""
+def _completed(
+    settings: BuildSettings, labels: Labels | None, items: Sequence[tuple[Make, int, int]]
+) -> GraphBatch | None:
+    """Return graphs with everything that the settings add; None to make them singly.
 
-    settings: BuildSettings
-    make: Make
-    number: int
-    part: int
-    labels: Labels | None
-
-    def size(self) -> int:
-        """Return the nodes of the graph."""
-        return nodes_of(self.make)
-
-    def __call__(self) -> GraphBatch:
-        """Return the graph; InputError names its number and file."""
-        graph = self.make()
-        with about(f"graph {self.number} of {', '.join(self.settings.files)}"):
-            return self._completed(graph)
-
-    @classmethod
-    def together(cls, makers: Sequence["Completed"]) -> GraphBatch | None:
-        """Return the graphs of several makers; None to make them singly."""
-        alone = makers[0].settings.node_split or makers[0].labels
-        batch = None if alone else made_together([one.make for one in makers])
-        return None if batch is None else makers[0]._completed(batch)
-
-    def _completed(self, batch: GraphBatch) -> GraphBatch:
-        settings = self.settings
-        batch = batch if self.labels is None else self.labels.added_to(batch)
+    An item is the maker of a graph, its number and its part. InputError for one graph names number and file.
+    """
+    (make, number, part), *more = items
+    if not more:
+        batch: GraphBatch | None = make()
+    else:
+        batch = None if settings.node_split or labels else made_together([one for one, *_ in items])
+    if batch is None:
+        return None
+    with about("" if more else f"graph {number} of {', '.join(settings.files)}"):
+        batch = batch if labels is None else labels.added_to(batch)
         widths = {name: getattr(settings, name) for name in ENCODINGS}
         batch = with_encodings(_scale_fields(batch, settings.fields), widths)
         if settings.node_split:
-            batch = labels_of_part(batch, settings.node_split, self.part)
+            batch = labels_of_part(batch, settings.node_split, part)
         if settings.transform:
             batch = concatenate([_transformed(graph, settings.transform) for graph in unbatch(batch)])
         if settings.coarsening is None:

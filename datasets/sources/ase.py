@@ -3,7 +3,6 @@
 import re
 import sqlite3
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import takewhile
 from pathlib import Path
@@ -59,9 +58,10 @@ class AseBuild(ObjectsBuild):
         """Yield a maker for each structure; InputError names file and structure."""
         labelled = dict[tuple[str, int], str]()
         for make in super().makers():
-            if self.log and isinstance(make, OneStructure):
-                step, own = make.read().info["timestep"], f"{make.file}#{make.number}"
-                if (other := labelled.setdefault((self.folders[make.file], step), own)) != own:
+            if self.log and isinstance(make, MakerOfMany):
+                read, file, number = make.item
+                step, own = read().info["timestep"], f"{file}#{number}"
+                if (other := labelled.setdefault((self.folders[file], step), own)) != own:
                     raise InputError(f"{other} and {own} are both of step {step} of {self.log}; keep one")
             yield make
 
@@ -108,14 +108,14 @@ class AseBuild(ObjectsBuild):
     def maker(self, one: Any, first: Any, name: str, number: int) -> Make:
         """Return the maker of the structure of a file, or of ``Atoms``."""
         if self._objects is None:
-            return OneStructure(self, one[1], one[0], name, number)
+            return MakerOfMany(self.graphs, (one[1], name, number), one[0])
         from hydragnn.graphs.atomic import snapshot
 
         if library_of(one) != "ase":
             raise InputError(f"{name}, structure {number}: a {type(one).__name__} is no Atoms of ASE; give such")
         if stated := self.model_fields_set & {"index", "format", "elements", "units", "log"}:
             raise InputError(f"{', '.join(sorted(stated))}: this is about files; leave it out where data are in memory")
-        return OneStructure(self, partial(_itself, snapshot(one)), len(one), name, number)
+        return MakerOfMany(self.graphs, (partial(_itself, snapshot(one)), name, number), len(one))
 
     def graph(self, one: Any, first: Any, name: str, number: int) -> GraphBatch:
         """Return the graph of one structure; InputError names file and structure."""
@@ -123,6 +123,20 @@ class AseBuild(ObjectsBuild):
 
         graph = from_ase(one, name=f"{name}, structure {number}", **self.rule)
         return graph.with_texts(self.entries(one, name, number))
+
+    def graphs(self, items: Sequence[tuple[Callable[[], Any], str, int]]) -> GraphBatch | None:
+        """Return the graphs of structures, each with its file and number; None to make them singly."""
+        from hydragnn.graphs.together import from_ase_together
+
+        (read, file, number), *more = items
+        if not more:
+            return self.graph(read(), None, file, number)
+        structures = [read() for read, *_ in items]
+        batch = from_ase_together(structures, **self.rule)
+        if batch is None:
+            return None
+        texts = [self.entries(atoms, file, number) for atoms, (_, file, number) in zip(structures, items)]
+        return batch.with_texts({key: [own[key][0] for own in texts] for key in texts[0]})
 
     def entries(self, atoms: Any, name: str, number: int) -> dict[str, list[str]]:
         """Return the texts of a structure."""
@@ -196,38 +210,6 @@ class AseBuild(ObjectsBuild):
             "optional": self.optional,
             "max_neighbours": self.max_neighbours,
         }
-
-
-@dataclass(frozen=True, slots=True)
-class OneStructure(MakerOfMany):
-    """Maker of the graph of one structure."""
-
-    settings: AseBuild
-    read: Callable[[], Any]
-    nodes: int
-    file: str
-    """Its name, with folders where others have the same one."""
-    number: int
-
-    def size(self) -> int:
-        """Return the atoms of the structure."""
-        return self.nodes
-
-    def __call__(self) -> GraphBatch:
-        """Return the graph; InputError names file and structure."""
-        return self.settings.graph(self.read(), None, self.file, self.number)
-
-    @classmethod
-    def together(cls, makers: Sequence["OneStructure"]) -> GraphBatch | None:
-        """Return the graphs of several structures; None to make them singly."""
-        from hydragnn.graphs.together import from_ase_together
-
-        structures = [one.read() for one in makers]
-        batch = from_ase_together(structures, **makers[0].settings.rule)
-        if batch is None:
-            return None
-        texts = [one.settings.entries(atoms, one.file, one.number) for one, atoms in zip(makers, structures)]
-        return batch.with_texts({key: [own[key][0] for own in texts] for key in texts[0]})
 
 
 def frame_name(file: str, index: str, number: int) -> str:

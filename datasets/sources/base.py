@@ -6,6 +6,7 @@ import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
@@ -43,35 +44,35 @@ TOGETHER, NODES_TOGETHER = 256, 2**11
 """At most so many graphs, with so many nodes, are made at once where their makers can."""
 
 
-class MakerOfMany(ABC):
-    """Maker of one graph, or of several of its kind at once."""
+@dataclass(frozen=True, slots=True)
+class MakerOfMany:
+    """Maker of one graph, or with others of several graphs at once."""
 
-    @abstractmethod
-    def size(self) -> int:
-        """Return the nodes of the graph."""
+    graphs: Callable[[Sequence[Any]], GraphBatch | None]
+    """Function of items; of several it may return None, or raise InputError, to make their graphs singly."""
+    item: Any
+    nodes: int
+    """Nodes of the graph."""
 
-    @abstractmethod
     def __call__(self) -> GraphBatch:
         """Return the graph; InputError where it cannot be made."""
-
-    @classmethod
-    @abstractmethod
-    def together(cls, makers: Sequence[Any]) -> GraphBatch | None:
-        """Return graphs as one batch; None or InputError to make them singly."""
+        graph = self.graphs([self.item])
+        assert graph is not None
+        return graph
 
 
 def nodes_of(make: Make) -> int:
     """Return a graph's nodes before making; ``NODES_TOGETHER`` if made singly."""
-    return make.size() if isinstance(make, MakerOfMany) else NODES_TOGETHER
+    return make.nodes if isinstance(make, MakerOfMany) else NODES_TOGETHER
 
 
 def made_together(makers: Sequence[Make]) -> GraphBatch | None:
     """Return the makers' graphs as one batch; None to make them singly."""
-    first = makers[0]
-    if not isinstance(first, MakerOfMany) or len(makers) == 1:
+    alike = [one for one in makers if isinstance(one, MakerOfMany)]
+    if len({one.graphs for one in alike}) != 1 or len(alike) < max(2, len(makers)):
         return None
     try:
-        return type(first).together(makers)
+        return alike[0].graphs([one.item for one in alike])
     except InputError:
         return None
 

@@ -1,7 +1,6 @@
 """Files of the public HydraGNN: ``.bp`` sets, pickled folders, and raw texts."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -146,7 +145,7 @@ class HydragnnBuild(BuildSettings):
         """Yield a maker for each graph; InputError for an unreadable file."""
         for store in self.stores:
             graphs = partial(self.graphs_of, store)
-            yield from (_Maker(graphs, number, int(count)) for number, count in enumerate(store.sizes().nodes))
+            yield from (MakerOfMany(graphs, number, int(count)) for number, count in enumerate(store.sizes().nodes))
 
     def notes(self) -> Mapping[str, Any]:
         """Return global attributes of the sets, of several those of the last."""
@@ -182,29 +181,6 @@ class HydragnnBuild(BuildSettings):
         declared = [field.field for field in self.fields if field.name in values]
         bare = batch.with_fields(drop=[name for name in batch.fields if name != "part" or "part" in values])
         return bare.with_fields(values, fields=declared, masks=masks)
-
-
-@dataclass(frozen=True, slots=True)
-class _Maker(MakerOfMany):
-    """Maker of a graph of a set."""
-
-    graphs: Callable[[Sequence[int]], GraphBatch]
-    number: int
-    nodes: int
-
-    def size(self) -> int:
-        """Return the nodes of the graph."""
-        return self.nodes
-
-    def __call__(self) -> GraphBatch:
-        """Return the graph."""
-        return self.graphs([self.number])
-
-    @classmethod
-    def together(cls, makers: Sequence["_Maker"]) -> GraphBatch | None:
-        """Return graphs of one store as one batch."""
-        first, alike = makers[0], all(one.graphs is makers[0].graphs for one in makers)
-        return first.graphs([one.number for one in makers]) if alike else None
 
 
 def _ase_sample(path: Path) -> dict[str, Array]:

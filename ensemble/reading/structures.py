@@ -137,7 +137,18 @@ class Structures:
             if isinstance(atoms, Atoms):
                 texts = {NAME: name_among(atoms.info) or texts[NAME]}
                 texts |= {ATOMS: atoms_text(atoms)} if keep else {}
-            yield NamedMake(structures=self, atoms=atoms, number=number, texts=texts)
+            yield NamedMake(self._named, (atoms, number, texts), len(atoms) if isinstance(atoms, Atoms) else 0)
+
+    def _named(self, items: Sequence[tuple[Atoms | InputError, int, Mapping[str, str]]]) -> GraphBatch | None:
+        """Return graphs with their texts; None to make them singly."""
+        (first, number, names), *more = items
+        structures = [atoms for atoms, *_ in items if isinstance(atoms, Atoms)]
+        if isinstance(first, InputError):
+            raise first
+        if len(structures) < len(items):
+            return None
+        batch = self.graphs(structures) if more else self.graph(first, f"structure {number}")
+        return None if batch is None else batch.with_texts({key: [own[key] for *_, own in items] for key in names})
 
 
 class MovingStructure:
@@ -163,34 +174,8 @@ class MovingStructure:
         self._last = None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class NamedMake(MakerOfMany):
-    """Maker of a graph with texts, known even if it fails."""
-
-    structures: Structures
-    atoms: Atoms | InputError
-    number: int
-    texts: Mapping[str, str]
-
-    def size(self) -> int:
-        """Return the atoms of the structure."""
-        return len(self.atoms) if isinstance(self.atoms, Atoms) else 0
-
-    def __call__(self) -> GraphBatch:
-        """Return the graph; InputError where it cannot be read or made."""
-        if isinstance(self.atoms, InputError):
-            raise self.atoms
-        graph = self.structures.graph(self.atoms, f"structure {self.number}")
-        return graph.with_texts({key: [text] for key, text in self.texts.items()})
-
-    @classmethod
-    def together(cls, makers: Sequence["NamedMake"]) -> GraphBatch | None:
-        """Return the graphs of several structures; None to make them singly."""
-        structures = [one.atoms for one in makers if isinstance(one.atoms, Atoms)]
-        batch = makers[0].structures.graphs(structures) if len(structures) == len(makers) else None
-        if batch is None:
-            return None
-        return batch.with_texts({key: [one.texts[key] for one in makers] for key in makers[0].texts})
+    """Maker of a graph with texts, the last of its item, which are known even if it fails."""
 
 
 def reads_atoms(manifest: Manifest) -> bool:
@@ -282,7 +267,7 @@ def made_graphs(makers: Iterable[Make], first: int = 0) -> tuple[list[GraphBatch
                 graphs.append(make())
                 numbers.append(number)
             except InputError as error:
-                texts = make.texts if isinstance(make, NamedMake) else {}
+                texts = make.item[2] if isinstance(make, NamedMake) else {}
                 failures[number] = Unbuilt(reason=str(error), texts=texts)
         place += len(some)
     return graphs, numbers, failures
