@@ -1,7 +1,6 @@
 """Batches within a budget, and the equal shares of ranks."""
 
 from dataclasses import dataclass
-from heapq import heapreplace
 from itertools import pairwise
 from typing import TypeVar
 
@@ -11,6 +10,7 @@ from numpy import ndarray
 
 from hydragnn.base.errors import InputError
 from hydragnn.datasets.store import Sizes
+from hydragnn.graphs.cutting import whole_graphs
 
 NODE_COST = 8  # where nothing else is known, one node costs about as much as eight edges
 TEAM = 16  # ranks whose shares are balanced one by one
@@ -153,7 +153,7 @@ def share_of(
     ranks, rank = last - first, rank - first
     teams = -(-ranks // TEAM)
     dealt = dealt_to(rank % teams, costs, teams, ranks)
-    owner = longest_first(costs[dealt], len(range(rank % teams, ranks, teams)))
+    owner, _ = whole_graphs(costs[dealt], len(range(rank % teams, ranks, teams)))
     return part[dealt[owner == rank // teams]]
 
 
@@ -175,15 +175,3 @@ def dealt_to(team: int, costs: Integer[ndarray, " chosen"], teams: int, ranks: i
     last = own if rounds % 2 == 0 else ranks - 1 - own
     dealt = [table[0::2, own], table[1::2, ranks - 1 - own], order[rounds * ranks + last[last < over]]]
     return np.sort(np.concatenate([one.ravel() for one in dealt]))
-
-
-def longest_first(costs: Integer[ndarray, " chosen"], ranks: int) -> Int64[ndarray, " chosen"]:
-    """Return each graph's rank: the dearest first, to the least loaded."""
-    loads = [(0, rank) for rank in range(ranks)]
-    owner = np.empty(len(costs), dtype=np.int64)
-    values = costs.tolist()
-    for position in np.argsort(-costs, kind="stable").tolist():
-        load, rank = loads[0]
-        owner[position] = rank
-        heapreplace(loads, (load + values[position], rank))
-    return owner

@@ -7,9 +7,6 @@ from hydragnn.base.errors import InputError
 Pairs = list[tuple[int, int]]
 
 CORNERS = {"vertex": 1, "line": 2, "triangle": 3, "quad": 4, "tetra": 4, "pyramid": 5, "wedge": 6, "hexahedron": 8}
-DIMENSION = {"vertex": 0, "line": 1, "triangle": 2, "quad": 2, "polygon": 2} | dict.fromkeys(
-    ("tetra", "pyramid", "wedge", "hexahedron", "polyhedron"), 3
-)
 _EDGES: dict[str, Pairs] = {
     "vertex": [],
     "line": [(0, 1)],
@@ -72,15 +69,6 @@ def cell_shape(cell_type: str) -> str:
         sorted([*CORNERS, *(f"{s}{n}" for s, orders in _QUADRATIC.items() for n in orders), "polygon", "polyhedron"])
     )
     raise InputError(f"cells of type {cell_type} are not known; convert them to one of {types}")
-
-
-def cell_type_dimension(cell_type: str) -> int:
-    """Topological dimension of a cell type.
-
-    >>> cell_type_dimension("tetra10")
-    3
-    """
-    return DIMENSION[cell_shape(cell_type)]
 
 
 def cell_edges(cell_type: str, size: int) -> Pairs:

@@ -11,7 +11,7 @@ from numpy import ndarray
 
 from hydragnn.base.errors import InputError
 from hydragnn.graphs.batch import GraphBatch
-from hydragnn.graphs.cells import cell_edges, cell_facets, cell_shape, cell_type_dimension
+from hydragnn.graphs.cells import cell_edges, cell_facets, cell_shape
 from hydragnn.graphs.field import Field
 from hydragnn.graphs.validate import graph_from_arrays
 
@@ -100,8 +100,8 @@ def _check_cells(mesh: meshio.Mesh, name: str) -> None:
         raise InputError(f"{name}: points of shape {points.shape} are not [points, 2] or [points, 3]; reshape them")
     dimensions = [0]
     for block in mesh.cells:
-        dimensions.append(cell_type_dimension(block.type) if len(block.data) else 0)
         indices = _members(block.type, block.data)
+        dimensions.append(block.dim if len(block.data) else 0)
         if len(indices) and (indices.min() < 0 or indices.max() >= len(points)):
             bad = indices[(indices < 0) | (indices >= len(points))][0]
             raise InputError(f"{name}: a {block.type} names point {bad} of {len(points)}; repair the mesh")
@@ -152,7 +152,7 @@ def _rows(value: Any, mesh: meshio.Mesh, used: ndarray | None, key: str, declare
 
 
 def _top_blocks(mesh: meshio.Mesh) -> list[int]:
-    dimension = [cell_type_dimension(block.type) if len(block.data) else -1 for block in mesh.cells]
+    dimension = [block.dim if len(block.data) else -1 for block in mesh.cells]
     return [index for index, value in enumerate(dimension) if value == max(dimension)]
 
 
@@ -228,7 +228,7 @@ def tag_members(
     physical = mesh.cell_data.get("gmsh:physical", [np.zeros(0)] * len(mesh.cells))
     for index, (block, numbers) in enumerate(zip(mesh.cells, physical)):
         for number in np.unique(numbers):
-            label = names.get((int(number), cell_type_dimension(block.type)), str(int(number)))
+            label = names.get((int(number), block.dim), str(int(number)))
             if int(number) or label in mesh.field_data:
                 flags = collected.setdefault(label, [np.zeros(len(b.data), dtype=bool) for b in mesh.cells])
                 flags[index] = np.asarray(numbers) == number

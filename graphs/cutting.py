@@ -6,11 +6,12 @@ k-d tree of the positions, or in breadth-first order where there are none.
 
 from collections.abc import Callable
 from dataclasses import replace
+from heapq import heapreplace
 from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Int
+from jaxtyping import Int, Integer
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -57,7 +58,7 @@ def cut_nodes(
     return result
 
 
-def whole_graphs(costs: NDArray[np.int64], parts: int) -> tuple[NDArray[np.int64], int]:
+def whole_graphs(costs: Integer[np.ndarray, " graphs"], parts: int) -> tuple[NDArray[np.int64], int]:
     """Return the rank of every graph, and the largest load.
 
     The largest graph comes first, each to the least loaded rank.
@@ -65,11 +66,12 @@ def whole_graphs(costs: NDArray[np.int64], parts: int) -> tuple[NDArray[np.int64
     >>> whole_graphs(np.array([1, 5, 2, 2]), 2)
     (array([1, 0, 1, 1]), 5)
     """
-    loads, result = [0] * parts, np.zeros(len(costs), dtype=np.int64)
+    loads, result = [(0, rank) for rank in range(parts)], np.empty(len(costs), dtype=np.int64)
+    values = costs.tolist()
     for graph in np.argsort(-costs, kind="stable").tolist():
-        result[graph] = rank = loads.index(min(loads))
-        loads[rank] += int(costs[graph])
-    return result, max(loads)
+        load, result[graph] = loads[0]
+        heapreplace(loads, (load + values[graph], loads[0][1]))
+    return result, max(loads)[0]
 
 
 def adjacency(batch: GraphBatch) -> Any:

@@ -17,7 +17,7 @@ from hydragnn.graphs.batch import GraphBatch, edge_vectors, graph_label
 from hydragnn.graphs.defects import edge_codes
 from hydragnn.graphs.field import ATOMIC_NUMBERS, MISSING_CLASS, Field, Location, is_labelled
 from hydragnn.graphs.levels import CLUSTERS, cluster_problems, is_levels
-from hydragnn.graphs.search import completed_cell, pairs_within
+from hydragnn.graphs.search import completed_cell, pairs_within, spans_volume
 
 Finding = tuple[int, str]
 """The position of a graph in its batch, and what is wrong with it, to be read after "graph N"."""
@@ -102,21 +102,14 @@ def with_missing_labels(field: Field) -> str:
 
 def cell_problem(cell: Tensor, periodic: Tensor) -> str:
     """Return the fault of one cell along its periodic axes; else empty."""
-    rows = cell[periodic]
-    if len(rows) == 3 and _leaves_no_doubt(rows.tolist()):
+    if bool(periodic.all()) and spans_volume(cell.tolist()):
         return ""
+    rows = cell[periodic]
     scale = rows.norm(dim=1).clamp_min(1e-300)
     if not len(rows) or float(torch.linalg.svdvals(rows / scale[:, None]).min()) >= SINGULAR:
         return ""
     axes = ", ".join("xyz"[i] for i in range(3) if bool(periodic[i]))
     return f": the cell is singular along its periodic axes ({axes}); give independent cell vectors"
-
-
-def _leaves_no_doubt(rows: list[list[float]]) -> bool:
-    """Return True where three vectors clearly span a volume."""
-    (a, b, c), (d, e, f), (g, h, i) = rows
-    volume = abs(a * (e * i - f * h) - b * (d * i - f * g) + c * (d * h - e * g))
-    return volume > 1e-3 * math.prod(math.hypot(*row) for row in rows)  # the product of three values of at most 3 ** .5
 
 
 def _empty_graphs(batch: GraphBatch) -> Iterator[Finding]:

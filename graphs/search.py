@@ -1,5 +1,6 @@
 """Search of all pairs within a cutoff."""
 
+import math
 from typing import Any
 
 import numpy as np
@@ -77,6 +78,8 @@ def completed_cell(cell: Float[ndarray, "3 3"], periodic: Any, name: str) -> Flo
 
     if not periodic.any():
         return np.eye(3)
+    if periodic.all() and spans_volume(cell.tolist()):
+        return cell
     lacking = periodic & ~cell.any(axis=1)
     if lacking.any():
         axis = "abc"[int(lacking.argmax())]
@@ -86,6 +89,13 @@ def completed_cell(cell: Float[ndarray, "3 3"], periodic: Any, name: str) -> Flo
     if not np.isfinite(completed).all() or abs(np.linalg.det(completed / lengths[:, None])) < 1e-8:
         raise InputError(f"{name}: the cell is singular; give independent cell vectors")
     return completed
+
+
+def spans_volume(rows: list[list[float]]) -> bool:
+    """Return True where three vectors clearly span a volume."""
+    (a, b, c), (d, e, f), (g, h, i) = rows
+    volume = abs(a * (e * i - f * h) - b * (d * i - f * g) + c * (d * h - e * g))
+    return volume > 1e-3 * math.prod(math.hypot(*row) for row in rows)  # the product of three values of at most 3 ** .5
 
 
 def _by_vesin(places: ndarray, vectors: ndarray, periodic: ndarray, reach: float) -> Pairs:

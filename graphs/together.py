@@ -14,20 +14,17 @@ from torch import Tensor
 from hydragnn.base.errors import InputError
 from hydragnn.graphs.atomic import ATOMIC_NUMBERS_FIELD, CLOSEST, REACH, labels_of, neighbour_list
 from hydragnn.graphs.batch import GraphBatch
-from hydragnn.graphs.field import ATOMIC_NUMBERS, Field
+from hydragnn.graphs.field import ATOMIC_NUMBERS, Field, is_labelled
 from hydragnn.graphs.problems import cell_problem
 from hydragnn.graphs.search import FARTHEST, completed_cell
 from hydragnn.graphs.topology import Topology
-from hydragnn.graphs.validate import TURNS, check_axes, into_cell
+from hydragnn.graphs.validate import TURNS, check_axes, field_values, into_cell
 
 SMALL = 64
 """Atoms of a structure without periodic axes up to which all pairs are looked at, which is faster than any search."""
 
 PAIRS_AT_ONCE = 2**18
 """Pairs whose distances are in memory at once."""
-
-CLEAR = 1e-3
-"""Volume of cell vectors of length 1 that leaves no doubt that they are independent."""
 
 Edges = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]
 """Senders and receivers inside their graph, and shifts."""
@@ -102,10 +99,6 @@ def _edges(
 
     Positions that are far away are wrapped in place.
     """
-    doubtful = _doubtful(cells, periodic)
-    for graph in np.flatnonzero(doubtful & periodic.any(axis=1)).tolist():
-        if cell_problem(torch.from_numpy(cells[graph]), torch.from_numpy(periodic[graph])):
-            return None
     counts = np.diff(offsets)
     edges = dict[int, Edges]()
     if max_neighbours is None and 0.1 <= cutoff <= 1e3:
@@ -117,9 +110,16 @@ def _edges(
     for graph in range(len(counts)):
         if graph not in edges:
             own = slice(offsets[graph], offsets[graph + 1])
-            cell, axes = cells[graph], periodic[graph]
-            completed = completed_cell(cell, axes, "structure") if doubtful[graph] else cell
-            positions[own], edges[graph] = _searched(positions[own], cell, completed, axes, cutoff, max_neighbours)
+            places, cell, axes = positions[own], cells[graph], periodic[graph]
+            if cell_problem(torch.from_numpy(cell), torch.from_numpy(axes)):
+                return None
+            completed = completed_cell(cell, axes, "structure")
+            senders, receivers, images = neighbour_list(places, completed, axes, cutoff, max_neighbours)
+            shifts = np.asarray(images @ completed, dtype=np.float64)
+            if axes.any() and np.abs(places).max() >= TURNS * np.abs(cell).max():
+                moved = into_cell(*map(torch.from_numpy, (places.copy(), senders, receivers, shifts, cell, axes)))
+                positions[own], shifts = (tensor.numpy() for tensor in moved)
+            edges[graph] = senders, receivers, shifts
     return [edges[graph] for graph in range(len(counts))]
 
 
@@ -140,21 +140,14 @@ def _columns(
     tensors: dict[str, dict[str, Tensor]] = {"node": {}, "edge": {}, "graph": {}}
     masks = {}
     for name, (field, values) in columns.items():
-        tensor = _joined(field, values, counts, field.role == "target" and name in optional)
+        tensor = _joined(field, values, counts, name in optional)
         if tensor is None:
             return None
         tensors[field.on][name] = tensor
-        if len(values) < len(structures) or bool(tensor.isnan().any()):
+        if len(values) < len(structures) or not bool(is_labelled(tensor, field).all()):
             masks[name] = torch.tensor([graph in values for graph in range(len(structures))])
     own = {name: field for name, (field, _) in columns.items()}
     return {"fields": own, "nodes": tensors["node"], "graphs": tensors["graph"], "masks": masks}
-
-
-def _doubtful(cells: Float[ndarray, "graphs 3 3"], periodic: Bool[ndarray, "graphs 3"]) -> NDArray[np.bool_]:
-    """Return True where not three periodic vectors are clearly independent."""
-    lengths = np.maximum(np.linalg.norm(cells, axis=2), 1e-300)
-    apart: NDArray[np.bool_] = np.abs(np.linalg.det(cells / lengths[:, :, None])) > CLEAR
-    return ~(apart & periodic.all(axis=1))
 
 
 def _sizes(counts: Int64[ndarray, " graphs"], periodic: Bool[ndarray, "graphs 3"]) -> Iterator[NDArray[np.int64]]:
@@ -184,42 +177,17 @@ def _open_pairs(positions: Float[ndarray, "graphs nodes 3"], cutoff: float) -> l
     return [(senders[a:b], receivers[a:b], shifts[a:b]) for a, b in zip([0, *stops], stops)]
 
 
-def _searched(
-    positions: Float[ndarray, "nodes 3"],
-    cell: Float[ndarray, "3 3"],
-    completed: Float[ndarray, "3 3"],
-    periodic: Bool[ndarray, " 3"],
-    cutoff: float,
-    max_neighbours: int | None,
-) -> tuple[NDArray[np.float64], Edges]:
-    """Return positions, wrapped where far away, and edges of one structure."""
-    senders, receivers, images = neighbour_list(positions, completed, periodic, cutoff, max_neighbours)
-    shifts = np.asarray(images @ completed, dtype=np.float64)
-    if periodic.any() and np.abs(positions).max() >= TURNS * np.abs(cell).max():
-        moved = into_cell(*map(torch.from_numpy, (positions.copy(), senders, receivers, shifts, cell, periodic)))
-        positions, shifts = (tensor.numpy() for tensor in moved)
-    return positions, (senders, receivers, shifts)
-
-
-def _joined(field: Field, values: Mapping[int, Any], counts: Int64[ndarray, " graphs"], missing: bool) -> Tensor | None:
-    """Return a field's values of all graphs; None in doubt."""
-    arrays = {graph: np.asarray(value) for graph, value in values.items()}
-    kinds = {array.dtype for array in arrays.values()}
-    if len(kinds) > 1 or {kind.kind for kind in kinds} - ({"i"} if field.classes else {"f", "i"}):
-        return None
+def _joined(
+    field: Field, values: Mapping[int, Any], counts: Int64[ndarray, " graphs"], optional: bool
+) -> Tensor | None:
+    """Return a field's values of all graphs; None or InputError in doubt."""
     items = counts if field.on == "node" else np.ones_like(counts)
-    for graph, array in arrays.items():
-        shape = (int(items[graph]), *field.shape)
-        if array.shape != shape:
-            if field.on == "node" or array.shape != field.shape:
-                return None
-            arrays[graph] = array[None]
-    absent = next(iter(kinds)).newbyteorder("=")
-    rows = [
-        arrays[graph] if graph in arrays else np.zeros((int(items[graph]), *field.shape), dtype=absent)
-        for graph in range(len(counts))
-    ]
-    tensor = torch.from_numpy(np.concatenate(rows)).to(field.torch_dtype)
-    if field.classes:
-        return tensor if not bool(((tensor < 0) | (tensor >= field.classes)).any()) else None
-    return tensor if not bool((tensor.isinf() if missing else ~tensor.isfinite()).any()) else None
+    shapes = [(count, *field.shape) for count in items.tolist()]
+    arrays = {graph: np.asarray(value) for graph, value in values.items()}
+    own = [array[None] if field.on == "graph" and array.shape == field.shape else array for array in arrays.values()]
+    if len({array.dtype for array in own}) > 1 or [shapes[graph] for graph in arrays] != [array.shape for array in own]:
+        return None
+    rows = [np.zeros(shape, dtype=own[0].dtype) for shape in shapes]
+    for graph, array in zip(arrays, own):
+        rows[graph] = array
+    return field_values(np.concatenate(rows), field, int(items.sum()), "structure", optional)
