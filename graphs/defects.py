@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from hydragnn.graphs.batch import GraphBatch, volumes
 from hydragnn.graphs.field import ATOMIC_NUMBERS
+from hydragnn.graphs.search import Pairs, completed_cell, pairs_within
 
 PLACE = 1e-8
 """Nodes nearer than this part of the extent of their graph lie at one place."""
@@ -179,17 +180,20 @@ def _has_cut_bond(batch: GraphBatch, graph: int, labels: NDArray[np.int32], offs
     """Return True where different components hold atoms at bonding distance."""
     from ase.data import covalent_radii
 
-    from hydragnn.graphs.search import completed_cell, pairs_within
-
     own = slice(int(offsets[graph]), int(offsets[graph + 1]))
     radii = covalent_radii[np.minimum(batch.nodes[ATOMIC_NUMBERS][own].numpy(), len(covalent_radii) - 1)]
-    periodic = batch.periodic[graph].numpy()
-    cell = completed_cell(batch.cell[graph].numpy(), periodic, "graph")
-    first, second, _, lengths = pairs_within(
-        batch.positions[own].numpy(), cell, periodic, BOND * 2 * float(radii.max()), "graph"
-    )
+    first, second, _, lengths = pairs_of_graph(batch, graph, BOND * 2 * float(radii.max()))
     bonded = lengths < BOND * (radii[first] + radii[second])
     return bool((labels[own][first[bonded]] != labels[own][second[bonded]]).any())
+
+
+def pairs_of_graph(batch: GraphBatch, graph: int, cutoff: float, name: str = "graph") -> Pairs:
+    """Return all pairs of a graph's nodes within a cutoff, as ``pairs_within``."""
+    first, stop = batch.node_offsets[graph : graph + 2].tolist()
+    places, periodic = np.zeros((stop - first, 3)), batch.periodic[graph].cpu().numpy()
+    places[:, : batch.dim] = batch.positions[first:stop].detach().cpu().numpy()
+    cell = completed_cell(batch.cell[graph].detach().cpu().double().numpy(), periodic, name)
+    return pairs_within(places, cell, periodic, cutoff, name)
 
 
 def _with_common_ends(batch: GraphBatch) -> NDArray[np.int64] | slice:

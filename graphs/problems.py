@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hydragnn.graphs.batch import GraphBatch, edge_vectors, graph_label
-from hydragnn.graphs.defects import edge_codes
+from hydragnn.graphs.defects import edge_codes, pairs_of_graph
 from hydragnn.graphs.field import ATOMIC_NUMBERS, MISSING_CLASS, Field, Location, is_labelled
 from hydragnn.graphs.levels import CLUSTERS, cluster_problems, is_levels
-from hydragnn.graphs.search import completed_cell, pairs_within, spans_volume
+from hydragnn.graphs.search import spans_volume
 
 Finding = tuple[int, str]
 """The position of a graph in its batch, and what is wrong with it, to be read after "graph N"."""
@@ -214,12 +214,8 @@ def pairs_of_nuclei(batch: GraphBatch, cutoff: float | None, reach: float) -> tu
         (batch.receivers.cpu().numpy(), batch.senders.cpu().numpy(), edge_vectors(batch).norm(dim=1).cpu().numpy())
     ]
     if cutoff is None or cutoff < reach:
-        flags, cells = batch.periodic.cpu().numpy(), batch.cell.cpu().double().numpy()
-        for graph, (start, stop) in enumerate(pairwise(batch.offsets("node").cpu().numpy().tolist())):
-            places = np.zeros((stop - start, 3))
-            places[:, : batch.dim] = batch.positions[start:stop].cpu().numpy()
-            cell = completed_cell(cells[graph], flags[graph], "graph")
-            first, second, _, lengths = pairs_within(places, cell, flags[graph], reach, "graph")
+        for graph, start in enumerate(batch.node_offsets[:-1].tolist()):
+            first, second, _, lengths = pairs_of_graph(batch, graph, reach)
             pairs.append((first + start, second + start, lengths))
     first, second, lengths = (np.concatenate(column) for column in zip(*pairs))
     return first, second, lengths

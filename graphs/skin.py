@@ -1,6 +1,5 @@
 """Neighbour lists of moving atoms, searched anew only when necessary."""
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,27 +15,6 @@ SKIN = 0.5  # Angstrom beyond the cutoff: a third more pairs to look at, and doz
 UNSURE = 1e-9  # Angstrom; nearer to the cutoff than this, rounding decides, and the search itself is asked
 
 
-@dataclass(kw_only=True, slots=True, eq=False)
-class _Listed:
-    """All pairs within cutoff + skin of the structure that was searched."""
-
-    reach: float
-    positions: Float[ndarray, "nodes 3"]
-    cell: Float[ndarray, "3 3"]
-    periodic: ndarray
-    senders: Int[Tensor, " pairs"]
-    receivers: Int[Tensor, " pairs"]
-    images: Int[Tensor, "pairs 3"]
-    shifts: Float[Tensor, "pairs 3"]
-    """In the present cell, in Angstrom."""
-    present: Float[ndarray, "3 3"]
-    """The present cell."""
-    within: Tensor
-    """True for pairs that are edges now."""
-    edges: tuple[Topology, Tensor] | None = None
-    """Topology and shifts of these."""
-
-
 class SkinList:
     """Neighbour lists of successive structures, equal to ``neighbour_list``.
 
@@ -45,11 +23,27 @@ class SkinList:
     pair is so near to the cutoff that rounding decides. Pairs lie on ``device``, and are searched on the host.
     """
 
+    _reach: float
+    """Cutoff and skin of the search; its structure and pairs follow."""
+    _positions: Float[ndarray, "nodes 3"]
+    _cell: Float[ndarray, "3 3"]
+    _periodic: ndarray
+    _senders: Int[Tensor, " pairs"]
+    _receivers: Int[Tensor, " pairs"]
+    _images: Int[Tensor, "pairs 3"]
+    _shifts: Float[Tensor, "pairs 3"]
+    """In the present cell, in Angstrom."""
+    _present: Float[ndarray, "3 3"]
+    """The present cell."""
+    _within: Tensor
+    """True for pairs that are edges now."""
+    _edges: tuple[Topology, Tensor] | None
+    """Topology and shifts of these."""
+
     def __init__(self, device: torch.device | str = "cpu") -> None:
         self.device = torch.device(device)
         self.searches = 0
         """Number of searches so far."""
-        self._list: _Listed | None = None
 
     def edges(
         self,
@@ -65,63 +59,48 @@ class SkinList:
 
         They are the same objects while no pair comes or goes. ``places`` are the positions on the device, where they are known.
         """
-        listed, limit = self._list, cutoff * REACH
-        if listed is None or not _covers(listed, positions, cell, periodic, cutoff):
-            self.searches += 1
+        limit = cutoff * REACH
+        if not self._covers(positions, cell, periodic, cutoff):
             pairs = neighbour_list(positions, cell, periodic, cutoff + SKIN, name=name)
-            listed = self._list = self._listed(pairs, positions, cell, periodic, cutoff)
-        if not np.array_equal(cell, listed.present):
-            listed.shifts = listed.images.double() @ torch.from_numpy(cell).to(self.device)
-            listed.present, listed.edges = cell.copy(), None
+            self.searches += 1
+            self._senders, self._receivers, self._images = (torch.from_numpy(one).to(self.device) for one in pairs)
+            self._reach, self._positions, self._periodic = cutoff + SKIN, positions.copy(), periodic.copy()
+            self._cell = self._present = cell.copy()
+            self._shifts = torch.from_numpy(pairs[2] @ cell).to(self.device)  # the bits of a graph from atoms
+            self._within, self._edges = torch.zeros_like(self._senders, dtype=torch.bool), None
+        if not np.array_equal(cell, self._present):
+            self._shifts = self._images.double() @ torch.from_numpy(cell).to(self.device)
+            self._present, self._edges = cell.copy(), None
         places = torch.from_numpy(positions).to(self.device) if places is None else places
-        vectors = places.index_select(0, listed.senders) - places.index_select(0, listed.receivers) + listed.shifts
+        vectors = places.index_select(0, self._senders) - places.index_select(0, self._receivers) + self._shifts
         lengths = torch.mv(vectors.square_(), vectors.new_ones(3)).sqrt()
         within = lengths < limit
         unsure = ((lengths < CLOSEST) | ((lengths - limit).abs() < UNSURE)).any()
-        asks, differs = torch.stack([unsure, (within != listed.within).any()]).tolist()
-        listed.within, listed.edges = within, None if asks or differs else listed.edges
+        asks, differs = torch.stack([unsure, (within != self._within).any()]).tolist()
+        self._within, self._edges = within, None if asks or differs else self._edges
         if asks:
             first, second, images = neighbour_list(positions, cell, periodic, cutoff, name=name)
             senders, receivers = (torch.from_numpy(one).to(self.device) for one in (first, second))
             return Topology.square(senders, receivers, len(positions)), torch.from_numpy(images @ cell).to(self.device)
-        if listed.edges is None:
+        if self._edges is None:
             rows = within.nonzero().squeeze(1)
             senders, receivers, shifts = (
-                one.index_select(0, rows) for one in (listed.senders, listed.receivers, listed.shifts)
+                one.index_select(0, rows) for one in (self._senders, self._receivers, self._shifts)
             )
-            listed.edges = Topology.square(senders, receivers, len(positions)), shifts
-        return listed.edges
+            self._edges = Topology.square(senders, receivers, len(positions)), shifts
+        return self._edges
 
-    def _listed(
-        self, pairs: tuple[ndarray, ndarray, ndarray], positions: ndarray, cell: ndarray, periodic: Any, cutoff: float
-    ) -> _Listed:
-        """Return a list of pairs, of which none is an edge yet."""
-        senders, receivers, images = (torch.from_numpy(one).to(self.device) for one in pairs)
-        return _Listed(
-            reach=cutoff + SKIN,
-            positions=positions.copy(),
-            cell=cell.copy(),
-            periodic=periodic.copy(),
-            senders=senders,
-            receivers=receivers,
-            images=images,
-            shifts=torch.from_numpy(pairs[2] @ cell).to(self.device),  # the bits of a graph from atoms
-            present=cell.copy(),
-            within=torch.zeros_like(senders, dtype=torch.bool),
-        )
+    def _covers(self, positions: ndarray, cell: ndarray, periodic: Any, cutoff: float) -> bool:
+        """Return True while no unlisted pair can be within the cutoff.
 
-
-def _covers(listed: _Listed, positions: ndarray, cell: ndarray, periodic: Any, cutoff: float) -> bool:
-    """Return True while no unlisted pair can be within the cutoff.
-
-    With F the deformation of the cell and u what atoms moved beyond it, a pair at v is at v F + u_j - u_i now, hence not
-    nearer than the least singular value of F times its old length minus twice the largest |u|.
-    """
-    if positions.shape != listed.positions.shape or listed.reach != cutoff + SKIN:
-        return False
-    if not np.array_equal(periodic, listed.periodic):
-        return False
-    deformation = np.linalg.solve(listed.cell, cell)
-    least = float(np.linalg.svd(deformation, compute_uv=False).min())
-    farthest = 2 * float(np.sqrt(np.square(positions - listed.positions @ deformation).sum(axis=1).max()))
-    return listed.reach * least - farthest > cutoff * REACH + UNSURE
+        With F the deformation of the cell and u what atoms moved beyond it, a pair at v is at v F + u_j - u_i now, hence not
+        nearer than the least singular value of F times its old length minus twice the largest |u|.
+        """
+        if not self.searches or positions.shape != self._positions.shape or self._reach != cutoff + SKIN:
+            return False
+        if not np.array_equal(periodic, self._periodic):
+            return False
+        deformation = np.linalg.solve(self._cell, cell)
+        least = float(np.linalg.svd(deformation, compute_uv=False).min())
+        farthest = 2 * float(np.sqrt(np.square(positions - self._positions @ deformation).sum(axis=1).max()))
+        return self._reach * least - farthest > cutoff * REACH + UNSURE

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from hydragnn.base.errors import InputError
 from hydragnn.graphs.batch import GraphBatch
+from hydragnn.graphs.defects import pairs_of_graph
 from hydragnn.graphs.field import Location
-from hydragnn.graphs.search import completed_cell, edge_order, pairs_within
+from hydragnn.graphs.search import edge_order
 from hydragnn.graphs.topology import Topology
 
 WITHIN = "pairs within "
@@ -83,16 +84,11 @@ def _all_pairs(batch: GraphBatch) -> Int[Tensor, "5 pairs"]:
 
 def _pairs_within(batch: GraphBatch, cutoff: float) -> Int[Tensor, "5 pairs"]:
     """Graph by graph, by the search that makes the edges of stores."""
-    positions = np.zeros((batch.num_nodes, 3))
-    positions[:, : batch.dim] = batch.positions.detach().cpu().numpy()
-    cells, periodic = batch.cell.detach().cpu().double().numpy(), batch.periodic.cpu().numpy()
     bounds, tables = batch.node_offsets.tolist(), [np.zeros((5, 0), dtype=np.int64)]
     for number, (first, end) in enumerate(pairwise(bounds)):
         if first == end:
             continue
-        name = f"graph {number} of the batch"
-        cell = completed_cell(cells[number], periodic[number], name)
-        receivers, senders, images, _ = pairs_within(positions[first:end], cell, periodic[number], cutoff, name)
+        receivers, senders, images, _ = pairs_of_graph(batch, number, cutoff, f"graph {number} of the batch")
         order = edge_order(receivers, senders, images, end - first)
         tables.append(np.stack([receivers + first, senders + first, *images.T])[:, order])
     return torch.from_numpy(np.concatenate(tables, axis=1)).to(batch.device)
