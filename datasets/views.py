@@ -106,10 +106,9 @@ def without_edges(batch: GraphBatch) -> GraphBatch:
     """The batch with every edge taken away; edge fields keep no rows."""
     return replace(
         batch,
+        **batch.by_location(lambda at, value: value[:0] if at == "edge" else value),
         topology=Topology.square(batch.senders[:0], batch.receivers[:0], batch.num_nodes),
-        edge_shifts=batch.edge_shifts[:0],
         edge_offsets=batch.edge_offsets.new_zeros(batch.num_graphs + 1),
-        edges={name: values[:0] for name, values in batch.edges.items()},
     )
 
 

@@ -172,6 +172,18 @@ class GraphBatch(Shown, HasTensors):
         """The tensors that live on nodes, edges or graphs."""
         return {"node": self.nodes, "edge": self.edges, "graph": self.graphs}[location]
 
+    def by_location(self, change: Callable[[Location, Tensor], Tensor]) -> dict[str, Any]:
+        """Return all tensors but edges and offsets, changed, by name in the batch."""
+        on_all = {at: {name: change(at, value) for name, value in self.on(at).items()} for at in LOCATIONS}
+        return {
+            "positions": change("node", self.positions),
+            "edge_shifts": change("edge", self.edge_shifts),
+            "cell": change("graph", self.cell),
+            "periodic": change("graph", self.periodic),
+            **{f"{at}s": values for at, values in on_all.items()},
+            "masks": {name: change("graph", value) for name, value in self.masks.items()},
+        }
+
     def __getitem__(self, name: str) -> Tensor:
         """Return the tensor of a field; InputError names the fields."""
         if not isinstance(name, str):
@@ -310,22 +322,15 @@ class GraphBatch(Shown, HasTensors):
             assert isinstance(rows_of_graphs, Tensor) and isinstance(edges, Tensor)
             by_graph = node_offsets[:-1] - self.node_offsets.index_select(0, rows_of_graphs)
             moved = torch.repeat_interleave(by_graph, edge_offsets.diff(), output_size=len(edges))
-        positions = _take(self.positions, nodes)
+        rows: dict[Location, Rows] = {"node": nodes, "edge": edges, "graph": rows_of_graphs}
+        tensors = self.by_location(lambda at, value: _take(value, rows[at]))
+        senders, receivers = (_take(one, edges) + moved for one in (self.senders, self.receivers))
         return replace(
             self,
-            positions=positions,
-            topology=Topology.square(
-                _take(self.senders, edges) + moved, _take(self.receivers, edges) + moved, len(positions)
-            ),
-            edge_shifts=_take(self.edge_shifts, edges),
-            cell=_take(self.cell, rows_of_graphs),
-            periodic=_take(self.periodic, rows_of_graphs),
+            **tensors,
+            topology=Topology.square(senders, receivers, len(tensors["positions"])),
             node_offsets=node_offsets,
             edge_offsets=edge_offsets,
-            nodes={name: _take(value, nodes) for name, value in self.nodes.items()},
-            edges={name: _take(value, edges) for name, value in self.edges.items()},
-            graphs={name: _take(value, rows_of_graphs) for name, value in self.graphs.items()},
-            masks={name: _take(value, rows_of_graphs) for name, value in self.masks.items()},
             texts={
                 key: texts.select(rows_of_graphs if isinstance(rows_of_graphs, slice) else rows_of_graphs.tolist())
                 for key, texts in self.texts.items()

@@ -136,13 +136,10 @@ def part_of_rank(batch: GraphBatch, rank_of_node: Int[Tensor, " nodes"], peers: 
     )
     return replace(
         batch,
-        positions=batch.positions[rows],
+        **batch.by_location(lambda at, value: value if at == "graph" else value[rows if at == "node" else edges]),
         topology=Topology.square(number[batch.senders[edges]], number[batch.receivers[edges]], len(rows)),
-        edge_shifts=batch.edge_shifts[edges],
         node_offsets=counted_offsets(batch.owner("node")[rows], batch.num_graphs),
         edge_offsets=counted_offsets(batch.owner("edge")[edges], batch.num_graphs),
-        nodes={name: value[rows] for name, value in batch.nodes.items()},
-        edges={name: value[edges] for name, value in batch.edges.items()},
         halo=halo,
     )
 

@@ -70,17 +70,10 @@ def repeated(batch: GraphBatch, copies: int) -> GraphBatch:
 
     whole = replace(
         batch,
-        positions=copied(batch.positions),
+        **batch.by_location(lambda _, value: copied(value)),
         topology=batch.topology.repeated(copies),
-        edge_shifts=copied(batch.edge_shifts),
-        cell=copied(batch.cell),
-        periodic=copied(batch.periodic),
         node_offsets=repeated_offsets(batch.node_offsets, copies, batch.num_nodes),
         edge_offsets=repeated_offsets(batch.edge_offsets, copies, batch.num_edges),
-        nodes={name: copied(value) for name, value in batch.nodes.items()},
-        edges={name: copied(value) for name, value in batch.edges.items()},
-        graphs={name: copied(value) for name, value in batch.graphs.items()},
-        masks={name: copied(value) for name, value in batch.masks.items()},
         texts={},
     )
     steps = {"counts": 0, "volume": 0, "owner": batch.num_graphs, "reverse": batch.num_edges}

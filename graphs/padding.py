@@ -140,26 +140,24 @@ def padded(
     least, edges, graphs = _shape_for(batch, shapes)
     more_edges, more_graphs = edges - batch.num_edges, graphs - len(batch)
     nodes = _padded_nodes(batch, least, edges, tables.values())
-    more_nodes = nodes - batch.num_nodes
+    more: dict[Location, int] = {"node": nodes - batch.num_nodes, "edge": more_edges, "graph": more_graphs}
+    tensors = batch.by_location(lambda at, value: _longer(value, more[at]))
     loops = spread_over(more_edges, batch.num_nodes, nodes, batch.device)
     present = torch.arange(graphs, device=batch.device) < len(batch)
     result = replace(
         batch,
-        positions=_longer(batch.positions, more_nodes),
-        topology=Topology.square(torch.cat([batch.senders, loops]), torch.cat([batch.receivers, loops]), nodes),
-        edge_shifts=_with_vectors(batch.edge_shifts, more_edges, extent),
-        cell=_longer(batch.cell, more_graphs),
-        periodic=_longer(batch.periodic, more_graphs),
-        node_offsets=torch.cat([batch.node_offsets, batch.node_offsets.new_full((more_graphs,), nodes)]),
-        edge_offsets=torch.cat([batch.edge_offsets, batch.edge_offsets.new_full((more_graphs,), edges)]),
-        nodes={name: _longer(value, more_nodes) for name, value in batch.nodes.items()},
-        edges={name: _longer(value, more_edges) for name, value in batch.edges.items()},
-        graphs={name: _longer(value, more_graphs) for name, value in batch.graphs.items()},
-        masks={
-            name: torch.cat([batch.masks[name], present[len(batch) :]]) if name in batch.masks else present
-            for name in batch.fields
+        **tensors
+        | {
+            "topology": Topology.square(torch.cat([batch.senders, loops]), torch.cat([batch.receivers, loops]), nodes),
+            "edge_shifts": _with_vectors(batch.edge_shifts, more_edges, extent),
+            "node_offsets": torch.cat([batch.node_offsets, batch.node_offsets.new_full((more_graphs,), nodes)]),
+            "edge_offsets": torch.cat([batch.edge_offsets, batch.edge_offsets.new_full((more_graphs,), edges)]),
+            "masks": {
+                name: torch.cat([batch.masks[name], present[len(batch) :]]) if name in batch.masks else present
+                for name in batch.fields
+            },
+            "texts": {},
         },
-        texts={},
     )
     if batch.topology.longest is not None:
         most = _most_loops(batch)

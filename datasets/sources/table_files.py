@@ -3,7 +3,6 @@
 import csv
 import io
 import re
-import zipfile
 from collections.abc import Collection
 from pathlib import Path
 from typing import IO, Any
@@ -11,7 +10,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hydragnn.base.errors import InputError, MissingPackageError
+from hydragnn.base.errors import InputError, MissingPackageError, as_input_error
 from hydragnn.base.limits import check_readable
 from hydragnn.base.places import FOLDERS, matching_files
 from hydragnn.base.shown import text_in_cell
@@ -131,16 +130,12 @@ def as_numbers(texts: Any) -> NDArray[Any]:
 def read_npz(path: Path, names: Collection[str] | None = None) -> Table:
     """Return the named arrays of an npz file (None: all), never objects."""
     check_readable(path)
-    try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-            for name in names or ():
-                if name not in archive.files:
-                    raise InputError(f"{path} has no {name}; it has {', '.join(archive.files) or 'nothing'}")
-            return {name: archive[name] for name in names or archive.files}
-    except InputError:
-        raise
-    except (OSError, ValueError, zipfile.BadZipFile, AttributeError, EOFError, TypeError, MemoryError) as error:
-        raise InputError(f"cannot read {path} as npz ({error}); save plain number arrays with numpy.savez") from error
+    reading = as_input_error(f"cannot read {path} as npz", "save plain number arrays with numpy.savez")
+    with reading, path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
+        for name in names or ():
+            if name not in archive.files:
+                raise InputError(f"{path} has no {name}; it has {', '.join(archive.files) or 'nothing'}")
+        return {name: archive[name] for name in names or archive.files}
 
 
 def table_column(table: Table, name: str, source: Path | str) -> NDArray[Any]:
