@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 Index = int | slice | Sequence[int] | Sequence[bool] | ndarray | Tensor
 """Graphs of a store: a number, also from its end, a slice, numbers, or one bool per graph."""
 
-BLOCK = 256
-"""Graphs that are read at once where a store is iterated."""
+BLOCK = 256  # graphs that are read at once where a store is iterated
 
 
 def numbers_of(index: Index, graphs: int) -> Int64[ndarray, " chosen"]:

@@ -22,15 +22,12 @@ from hydragnn.graphs.batch import edge_vectors
 from hydragnn.graphs.encodings import ENCODINGS
 from hydragnn.graphs.field import ATOMIC_NUMBERS
 
-WAVES = np.arange(6)
-"""Functions of length."""
+WAVES = np.arange(6)  # functions of length
 FARTHEST = 6.0  # Angstrom, of edges that no cutoff made
 SAME = 1.5e-3
 """Sums differ by less where coordinates differ by their fourth digit after the point, and by more after thermal motion."""
-PASSES = 6
-"""Grids of means, shifted at random, so that no pair lies on two sides of a border in all of them."""
-MOST = 2**21
-"""Graphs of a store that is searched for more than exact copies."""
+PASSES = 6  # grids of means, shifted at random, so that no pair lies on two sides of a border in all of them
+MOST = 2**21  # graphs of a store that is searched for more than exact copies
 
 
 def copy_labels(store: GraphStore) -> Int64[ndarray, " graphs"]:

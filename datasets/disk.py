@@ -39,9 +39,7 @@ from hydragnn.graphs.field import Field
 from hydragnn.graphs.texts import Texts
 from hydragnn.graphs.units import CLOSE_NUCLEI, FAILED_STEPS
 
-COLUMNS = {"graph": 0, "node": 1, "edge": 2}
-"""Columns of the blocks of a part that count its items."""
-
+COLUMNS = {"graph": 0, "node": 1, "edge": 2}  # columns of the blocks of a part that count its items
 SHARE = 16
 """One part may be open for so many files that the process may open: it takes up to four, and there may be other stores and files."""
 

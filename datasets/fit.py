@@ -17,9 +17,7 @@ from hydragnn.datasets.survey import BLOCK, FieldSummary, Survey, merge_summarie
 from hydragnn.graphs.field import ATOMIC_NUMBERS, Field, is_labelled
 from hydragnn.graphs.units import label_factors
 
-SPECIES = 119
-"""Atomic numbers, with 0."""
-
+SPECIES = 119  # atomic numbers, with 0
 COARSE = 1e-3
 """Numbers that stand farther apart than this part of their spread have lost digits that a model could learn."""
 

@@ -116,7 +116,5 @@ def one_ahead(batches: Iterator[GraphBatch]) -> Iterator[GraphBatch]:
 
 
 BLOCKS_PER_WINDOW = 16
-GRAPHS_AHEAD = 1024
-"""Graphs of this rank that are read at once where batches come from a disk without a window."""
-ITEMS_AHEAD = 200_000
-"""Nodes and edges that end such a read sooner."""
+GRAPHS_AHEAD = 1024  # graphs of this rank that are read at once where batches come from a disk without a window
+ITEMS_AHEAD = 200_000  # nodes and edges that end such a read sooner

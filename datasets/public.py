@@ -31,11 +31,8 @@ from hydragnn.graphs.pyg import CELLS, PERIODIC, POSITIONS
 from hydragnn.graphs.texts import NAME, Texts
 from hydragnn.graphs.validate import check_straight
 
-Runs = Sequence[tuple[int, int]]
-"""First and last number of consecutive graphs, the last excluded."""
-Origin = tuple[Field, str, int | None]
-"""Field, its key, and of a packed ``y`` the number of a head."""
-
+Runs = Sequence[tuple[int, int]]  # first and last number of consecutive graphs, the last excluded
+Origin = tuple[Field, str, int | None]  # field, its key, and of a packed ``y`` the number of a head
 SHIFTS, Y, Y_LOC, LABEL = "edge_shifts", "y", "y_loc", "label"
 GEOMETRY: dict[str, tuple[Location, int]] = {
     **dict.fromkeys(POSITIONS, ("node", 3)),
@@ -50,10 +47,8 @@ INPUTS = ("x", "edge_attr", "graph_attr", ATOMIC_NUMBERS)
 OF_GRAPHS = (*TARGETS[:3], "graph_attr", "natoms", "chemical_composition")
 """Keys of graphs, where as many rows as nodes do not tell."""
 ELEMENTS = 119
-EXACT = 2**53
-"""Largest whole number up to which doubles hold all of them."""
-BLOCK = 4096
-"""Graphs that are read at once where all are."""
+EXACT = 2**53  # largest whole number up to which doubles hold all of them
+BLOCK = 4096  # graphs that are read at once where all are
 
 
 class PublicStore(Access, GraphStore):

@@ -37,11 +37,9 @@ class Split:
 
 
 PARTS = ("train", "valid", "calibration", "test")
-PARTS_GIVEN = ("train", "valid", "test", "calibration")
-"""Parts by the numbers of a given split."""
+PARTS_GIVEN = ("train", "valid", "test", "calibration")  # parts by the numbers of a given split
 WORDS = {"valid": "validation"}
-FRAMES = 2
-"""Graphs per file, on average, from which on a random split gets a note."""
+FRAMES = 2  # graphs per file, on average, from which on a random split gets a note
 
 
 def make_split(store: GraphStore, settings: SplitSettings) -> Split:

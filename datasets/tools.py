@@ -38,8 +38,7 @@ from hydragnn.graphs.validate import check_structure
 
 BLOCK = 4096
 
-LISTED = 10
-"""Graphs that are named where many of a block are not valid."""
+LISTED = 10  # graphs that are named where many of a block are not valid
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -20,8 +20,7 @@ from hydragnn.graphs.validate import graph_from_arrays
 
 ATOMIC_NUMBERS_FIELD = Field(name=ATOMIC_NUMBERS, on="node", classes=119, dtype="int64")
 CLOSEST = 1e-3  # Angstrom; atoms nearer than this are taken for duplicates
-WHOLE = 1e-3
-"""Part of an atom by which the occupancy of a site may miss 1."""
+WHOLE = 1e-3  # part of an atom by which the occupancy of a site may miss 1
 OCCUPANCY = re.compile(r"((atom_)?site_?)?(occ|occup|occupanc(y|ies)|occupations?)", re.IGNORECASE)
 """Names of columns with the share of each atom."""
 REACH = 1 + 1e-6

@@ -18,9 +18,7 @@ from hydragnn.graphs.halo import Halo
 from hydragnn.graphs.texts import NAME, Texts, label
 from hydragnn.graphs.topology import HasTensors, Topology, map_tensors, note_ascending, reverse_of
 
-MOST = 10
-"""Graphs whose names and sizes notebooks show."""
-
+MOST = 10  # graphs whose names and sizes notebooks show
 FAR = 10.0
 """A graph is far where its first node is so many times farther from the origin than from its other nodes and its edges' images."""
 

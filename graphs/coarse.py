@@ -9,8 +9,7 @@ from torch import Tensor
 
 from hydragnn.graphs.topology import HasTensors, Topology
 
-TIE = 1e-5
-"""Edges whose lengths differ by less than this share are as short: no rounding decides where a pair is one."""
+TIE = 1e-5  # edges whose lengths differ by less than this share are as short: no rounding decides where a pair is one
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -19,12 +19,8 @@ from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.halo import Halo, Peers
 from hydragnn.graphs.topology import Topology, counted_offsets
 
-UNEVEN = 1.1
-"""Largest share of a rank, over the mean, with which graphs stay whole."""
-
-FEW = 4
-"""Nodes per rank from which METIS cuts; it prints complaints of fewer."""
-
+UNEVEN = 1.1  # largest share of a rank, over the mean, with which graphs stay whole
+FEW = 4  # nodes per rank from which METIS cuts; it prints complaints of fewer
 Partition = Callable[[Any, NDArray[np.int64], int], NDArray[np.int64]]
 """Parts of a symmetric sparse matrix of edges, from costs of nodes and the number of parts."""
 

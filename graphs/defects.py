@@ -14,10 +14,8 @@ from hydragnn.graphs.batch import GraphBatch, volumes
 from hydragnn.graphs.field import ATOMIC_NUMBERS
 from hydragnn.graphs.search import Pairs, completed_cell, pairs_within
 
-PLACE = 1e-8
-"""Nodes nearer than this part of the extent of their graph lie at one place."""
-BOND = 1.25
-"""Atoms nearer than so many times the sum of their covalent radii are bonded."""
+PLACE = 1e-8  # nodes nearer than this part of the extent of their graph lie at one place
+BOND = 1.25  # atoms nearer than so many times the sum of their covalent radii are bonded
 INTEGERS, REALS = (3.2767, 3.2768, 6.5535, 2.14748365), (3.40282347, 1.79769313)
 DIGITS = (9.99, 9.999, 9.9999, 9.99999, 9.96920997, *INTEGERS, *REALS, 1.0, 10.0)
 """Digits of numbers that stand for missing values: -999, those of netCDF, the last of 16, 32 and 64 bits, and 1e20."""

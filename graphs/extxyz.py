@@ -26,8 +26,7 @@ _NOT_A_COUNT = re.compile(r"[+-]?(?!(?:0|[1-9][0-9]{0,17})$)[\d_]+")
 _NUMBERS = {"numbers", "atomic_number", "atomic_numbers"}
 """Columns with the elements as numbers, beside those of species."""
 _KEYS = {"lattice": "Lattice", "pbc": "pbc", "properties": "Properties"}
-_COLUMNS = 10**5
-"""Columns of atoms that a file may declare; ASE makes a list of them before it reads one."""
+_COLUMNS = 10**5  # columns of atoms that a file may declare; ASE makes a list of them before it reads one
 _CELL = re.compile(GEOMETRY["cell"], re.IGNORECASE)
 
 

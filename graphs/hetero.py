@@ -14,8 +14,7 @@ from hydragnn.graphs.field import MISSING_CLASS, Field
 from hydragnn.graphs.pyg import torch_geometric
 from hydragnn.graphs.validate import field_values
 
-NODE_KIND = "node_kind"
-"""Categorical node field: which kind of node it is."""
+NODE_KIND = "node_kind"  # categorical node field: which kind of node it is
 
 
 RELATION = "relation"

@@ -12,8 +12,7 @@ from hydragnn.graphs.field import Field, Location
 from hydragnn.graphs.texts import NAME, name_among
 from hydragnn.graphs.validate import graph_from_arrays
 
-Item = tuple[str, Mapping[str, Any]]
-"""Words for a node or edge, and its attributes."""
+Item = tuple[str, Mapping[str, Any]]  # words for a node or edge, and its attributes
 
 
 def from_networkx(

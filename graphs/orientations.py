@@ -16,9 +16,7 @@ _GROUPS = "-1 C1Z 2/m C2Y 112/m C2Z mmm D2Z 4/m C4Z 4/mmm D4Z -3 C3Z -3m D3Z -31
 LAUE = dict(zip(_GROUPS.split()[::2], _GROUPS.split()[1::2]))
 """Laue groups with their rotations as scipy names them. Twofold axes: 2/m has y, 112/m z, -3m x, -31m y."""
 
-CHARACTERS = ("low angle", "high angle", "sigma 3", "between phases")
-"""Classes of the field ``character``."""
-
+CHARACTERS = ("low angle", "high angle", "sigma 3", "between phases")  # classes of the field ``character``
 LOW_ANGLE = 15.0  # degrees; also of Brandon's criterion
 INVERSE = np.array([1.0, -1.0, -1.0, -1.0])
 _TWIN = np.array([np.sqrt(3), *[1 / np.sqrt(3)] * 3]) / 2  # 60 degrees about 111

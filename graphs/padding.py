@@ -15,18 +15,12 @@ from hydragnn.graphs.field import Location
 from hydragnn.graphs.topology import LONG, Topology
 from hydragnn.graphs.wider import pairs_key, pairs_of_nodes
 
-UNIT = 8
-"""Sizes are multiples of it."""
-
-STEP = 0.16
-"""The next size is larger by at most this share, or by one unit."""
-
+UNIT = 8  # sizes are multiples of it
+STEP = 0.16  # the next size is larger by at most this share, or by one unit
 GROWTH = 0.05
 """Share by which shapes of a run may let nodes and edges of its batches grow; batches that were not looked at grow by a bit more."""
 
-MOST_SHAPES = 48
-"""Most shapes of a run: each is recorded, which takes as long as three steps."""
-
+MOST_SHAPES = 48  # most shapes of a run: each is recorded, which takes as long as three steps
 Shape = tuple[int, int, int]
 """Nodes, edges and graphs of padded batches."""
 
@@ -109,8 +103,7 @@ def _rounded(counts: NDArray[np.int64]) -> NDArray[np.int64]:
 PADDED: tuple[str, Location] = ("padded", "graph")
 """Key in a batch that has padding."""
 
-OF_SIZES = ("counts", "owner", "bounds")
-"""Names of what a batch derives from offsets alone."""
+OF_SIZES = ("counts", "owner", "bounds")  # names of what a batch derives from offsets alone
 
 
 def is_padded(batch: GraphBatch) -> bool:

@@ -24,21 +24,13 @@ Finding = tuple[int, str]
 
 ITEMS: dict[Location, str] = {"node": "nodes", "edge": "edges", "graph": "graphs"}
 
-SINGULAR = 1e-8
-"""Smallest singular value that periodic cell vectors of length 1 may have together."""
-
-WHOLE = 1e-3
-"""Part of the larger of cell and shift by which a shift may miss a whole number of cell vectors."""
-
-CLOSEST = 1e-3
-"""Distance in the unit of positions below which two atoms are one written twice."""
-
+SINGULAR = 1e-8  # smallest singular value that periodic cell vectors of length 1 may have together
+WHOLE = 1e-3  # part of the larger of cell and shift by which a shift may miss a whole number of cell vectors
+CLOSEST = 1e-3  # distance in the unit of positions below which two atoms are one written twice
 RADIUS = 1.0
 """Largest covalent radius that counts, Angstrom: atoms of metals under pressure come nearer than their own radii say."""
 
-SYMMETRIC = re.compile("stress|virial", re.IGNORECASE)
-"""Fields of which a matrix is symmetric, whatever their parity."""
-
+SYMMETRIC = re.compile("stress|virial", re.IGNORECASE)  # fields of which a matrix is symmetric, whatever their parity
 SKEW = "no symmetric tensor, and one half of it would be left out; correct it, or remove it"
 ROUNDING, NOISE = 1e-3, 1e-6
 """Difference of the halves of a tensor up to which it is symmetric: over its largest number, and in its own unit."""
@@ -52,8 +44,7 @@ GEOMETRY = {
 }
 """Names that describe geometry in files, by the setting that uses it."""
 
-LONGEST = 1 + 1e-4
-"""Times the cutoff: what edges may measure in single precision."""
+LONGEST = 1 + 1e-4  # times the cutoff: what edges may measure in single precision
 
 
 def graph_problems(

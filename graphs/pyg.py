@@ -25,8 +25,7 @@ POSITIONS = ("pos", "positions", "_positions")
 FRACTIONS = ("frac_coords",)
 CELLS = ("cell", "lattice", "cell_lattice_vectors", "_cell", "supercell_size")
 PERIODIC = ("periodic", "pbc", "_pbc")
-OURS = "periodic"
-"""Attribute of data that ``to_pyg`` made, whose shifts move the sender."""
+OURS = "periodic"  # attribute of data that ``to_pyg`` made, whose shifts move the sender
 MARK = "of_hydragnn"
 """Attribute that ``to_pyg`` adds: fields are in names and units of a store."""
 
@@ -48,9 +47,7 @@ SHIFTS: dict[str, tuple[bool, int]] = {
     "offsets": (False, 0),
 }
 """Attributes that shift one end of every edge: True if they count cell vectors, and the row of ``edge_index`` that they move."""
-TURNED = ("edge_cell_shift", "edge_cell_shifts")
-"""Attributes beside which row 0 of ``edge_index`` receives."""
-
+TURNED = ("edge_cell_shift", "edge_cell_shifts")  # attributes beside which row 0 of ``edge_index`` receives
 LENGTHS = (
     *("edge_length", "edge_lengths", "edge_len", "edge_dist", "edge_distance", "edge_distances"),
     *("distances", "bond_dist"),
@@ -60,10 +57,8 @@ MAYBE_LENGTHS = ("edge_attr", "edge_weight")
 """Attributes that often are lengths: they confirm a reading and refuse none."""
 
 SUSPICIOUS = re.compile("shift|offset|image|translation|pbc|periodic", re.IGNORECASE)
-WHOLE = 1e-3
-"""Cell vectors by which a shift may miss a whole number of them."""
-TIE = 1e-5
-"""Relative difference below which two readings give the same lengths."""
+WHOLE = 1e-3  # cell vectors by which a shift may miss a whole number of them
+TIE = 1e-5  # relative difference below which two readings give the same lengths
 
 
 def torch_geometric(module: str) -> ModuleType:

@@ -11,8 +11,7 @@ import numpy as np
 
 from hydragnn.base.errors import InputError
 
-BEGINNING = 2**16
-"""Letters of a file that are searched for marks of its format."""
+BEGINNING = 2**16  # letters of a file that are searched for marks of its format
 
 
 def is_json_lines(path: Path) -> bool:

@@ -12,14 +12,9 @@ from scipy.spatial import ConvexHull, cKDTree
 
 from hydragnn.base.errors import InputError
 
-WHOLE = 1.5
-"""Gap between the last and the first longitude, over the largest other one, up to which a grid goes round."""
-
-FINER = 12
-"""Parts of an icosahedral mesh's spacing in which cells are cut to find their nodes."""
-
-NEAR = 1e-6
-"""Degrees between equal places."""
+WHOLE = 1.5  # gap between the last and the first longitude, over the largest other one, up to which a grid goes round
+FINER = 12  # parts of an icosahedral mesh's spacing in which cells are cut to find their nodes
+NEAR = 1e-6  # degrees between equal places
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

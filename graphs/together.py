@@ -23,9 +23,7 @@ from hydragnn.graphs.validate import TURNS, check_axes, field_values, into_cell
 SMALL = 64
 """Atoms of a structure without periodic axes up to which all pairs are looked at, which is faster than any search."""
 
-PAIRS_AT_ONCE = 2**18
-"""Pairs whose distances are in memory at once."""
-
+PAIRS_AT_ONCE = 2**18  # pairs whose distances are in memory at once
 Edges = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]
 """Senders and receivers inside their graph, and shifts."""
 

@@ -34,8 +34,7 @@ PINT_NAMES = {
     "atoms": "atom",
 }
 """Names that pint does not know, or takes for something else (A for ampere, au for the distance of the sun)."""
-LONGEST, HUGE = 100, 1e100
-"""Characters of a unit, also its largest power; and its size in base units."""
+LONGEST, HUGE = 100, 1e100  # characters of a unit, also its largest power; and its size in base units
 POWER = re.compile(r"\b[^\W\d]\w*\s*\*\*\s*\(?\s*-?\s*\d(\.\d+)?(?![\d.])")
 """The power of a unit as pint reads it; powers of numbers, which may have no end, are no units."""
 CLOSE = 1e-6

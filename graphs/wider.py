@@ -15,8 +15,7 @@ from hydragnn.graphs.field import Location
 from hydragnn.graphs.search import edge_order
 from hydragnn.graphs.topology import Topology
 
-WITHIN = "pairs within "
-"""Before the cutoff, what pairs are kept under."""
+WITHIN = "pairs within "  # before the cutoff, what pairs are kept under
 
 
 def wider(batch: GraphBatch, cutoff: float | None) -> GraphBatch:

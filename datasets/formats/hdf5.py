@@ -28,8 +28,7 @@ POSITIONED = hasattr(h5py.h5d.DatasetID, "chunk_iter")
 VERSIONS = ("v110", "v110")
 """Versions of the format, oldest and newest."""
 
-ZERO = -1
-"""First byte of a chunk that was never written and holds zeros."""
+ZERO = -1  # first byte of a chunk that was never written and holds zeros
 
 
 def open_hdf5(path: Path, mode: str, **options: Any) -> Any:

@@ -23,10 +23,8 @@ from hydragnn.datasets.formats.reservation import state_of
 
 SECONDS, BYTES = 10, 1 << 30
 """Time and memory of a trial, and those of its files more: damaged files hang or end ADIOS2."""
-OTHER = "V1"
-"""Dtype in place of those that are not read."""
-FILE_RATE = 1e8
-"""Bytes a second that a slow file system reads."""
+OTHER = "V1"  # dtype in place of those that are not read
+FILE_RATE = 1e8  # bytes a second that a slow file system reads
 
 
 class BpColumns(Columns):

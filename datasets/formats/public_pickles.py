@@ -14,12 +14,9 @@ import numpy as np
 from hydragnn.base.errors import InputError, words_of
 from hydragnn.base.places import INDEX
 
-LARGEST = 2**28
-"""Bytes of a sample, which is in memory up to four times as it is read."""
-MOST = 2**20
-"""Objects of a file, of which each takes some 60 bytes."""
-META = "-meta.pkl"
-"""End of the file that counts the samples of a label."""
+LARGEST = 2**28  # bytes of a sample, which is in memory up to four times as it is read
+MOST = 2**20  # objects of a file, of which each takes some 60 bytes
+META = "-meta.pkl"  # end of the file that counts the samples of a label
 
 
 class Sample:

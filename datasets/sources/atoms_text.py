@@ -11,17 +11,14 @@ from hydragnn.base.errors import InputError
 ATOMS = "atoms"
 """Key of that text."""
 
-NOTHING = '{"info": {}, "arrays": {}, "results": {}}'
-"""Text of a structure that is its geometry alone."""
-
+NOTHING = '{"info": {}, "arrays": {}, "results": {}}'  # text of a structure that is its geometry alone
 GEOMETRY = ("numbers", "positions")
 PER_ATOM = ("forces", "stresses", "charges", "magmoms", "energies")
 READ_OTHERWISE = frozenset(("Lattice", "Properties", "pbc", "species", "symbols", "pos", "Z", "move_mask")).union(
     per_config_properties, per_atom_properties
 )
 """Names that readers of extended XYZ take for geometry or for results."""
-PREFIX = "input_"
-"""Beginning of names of results that came with a structure, and of names that are taken."""
+PREFIX = "input_"  # beginning of names of results that came with a structure, and of names that are taken
 
 
 def atoms_text(atoms: Any) -> str:

@@ -24,8 +24,7 @@ GEOMETRY = ("volume", "normal", "latitude", "longitude", "direction")
 STATIC, IRREGULAR = -np.inf, 0.2
 """Time of what does not change; share of unequal steps from which times have no usual one."""
 
-Frames = dict[str, dict[float, tuple[Variable, int]]]
-"""Variable and frame with the values, by key and time."""
+Frames = dict[str, dict[float, tuple[Variable, int]]]  # variable and frame with the values, by key and time
 
 
 class ClimateBuild(ObjectsBuild):

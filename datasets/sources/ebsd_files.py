@@ -19,8 +19,7 @@ OXFORD = dict(enumerate(["-1", "2/m", "mmm", "4/m", "4/mmm", "-3", "-3m", "6/m",
 }
 """Laue groups by their names in files."""
 
-COLUMNS = ("phi1", "phi", "phi2", "x", "y", "iq", "ci", "phase")
-"""Columns of an .ang whose header names none."""
+COLUMNS = ("phi1", "phi", "phi2", "x", "y", "iq", "ci", "phase")  # columns of an .ang whose header names none
 
 
 def read_ctf(path: Path, settings: MapSettings) -> GraphBatch:

@@ -25,12 +25,10 @@ from hydragnn.graphs.pyg import without_zeros
 from hydragnn.graphs.texts import NAME
 from hydragnn.graphs.validate import field_values
 
-RAW = {"lsms": ".txt", "cfg": ".cfg", "xyz": ".xyz"}
-"""Ends of raw files by format."""
+RAW = {"lsms": ".txt", "cfg": ".cfg", "xyz": ".xyz"}  # ends of raw files by format
 BESIDE = {".cfg": ".bulk", ".xyz": "_energy.txt"}
 """Ends of the files beside a structure that begin with its graph feature."""
-AUXILIARY = ("c_peratom", "fx", "fy", "fz")
-"""Columns of a CFG file that are node features."""
+AUXILIARY = ("c_peratom", "fx", "fy", "fz")  # columns of a CFG file that are node features
 
 
 class HydragnnBuild(BuildSettings):

@@ -17,8 +17,7 @@ from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.texts import FILE, NAME, NAME_KEYS, Texts, as_text, text_of
 from hydragnn.graphs.validate import field_values
 
-COLUMNS = (FILE, *NAME_KEYS)
-"""Columns that may name graphs; the first one of a table does."""
+COLUMNS = (FILE, *NAME_KEYS)  # columns that may name graphs; the first one of a table does
 COMPRESSED = (".gz", ".xz", ".bz2", ".zst", ".Z")
 
 

@@ -19,8 +19,7 @@ from hydragnn.datasets.sources.table_files import stack_rows
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.pymatgen_json import read_json
 
-Frame = tuple[float, str, Callable[[], Any]]
-"""Time of a mesh, its name, and the function that reads it."""
+Frame = tuple[float, str, Callable[[], Any]]  # time of a mesh, its name, and the function that reads it
 
 
 class MeshBuild(BuildSettings):

@@ -14,8 +14,7 @@ from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Field
 from hydragnn.graphs.objects import library_of
 
-MASKS = ("train_mask", "val_mask", "test_mask")
-"""Attributes that say which nodes train, validate and test."""
+MASKS = ("train_mask", "val_mask", "test_mask")  # attributes that say which nodes train, validate and test
 
 
 class PygBuild(ObjectsBuild):

@@ -14,12 +14,9 @@ from hydragnn.base.places import at_home
 from hydragnn.base.settings import refuse_idle
 from hydragnn.datasets.sources.base import BuildSettings, OwnBuild
 
-GROUP = "hydragnn.sources"
-"""Entry-point group in which packages announce sources; the name of an entry is its kind."""
-
+GROUP = "hydragnn.sources"  # entry-point group in which packages announce sources; the name of an entry is its kind
 _NOT_SOURCES = ("base", "fields", "labels", "registry", "atoms_text", "climate_axes", "map_settings")
-FORMER = {"grains": "tables"}
-"""Kinds under an earlier name."""
+FORMER = {"grains": "tables"}  # kinds under an earlier name
 
 
 def sources() -> Mapping[str, type[BuildSettings]]:
