@@ -98,7 +98,7 @@ def makers_of(settings: BuildSettings) -> Iterator[Make]:
 def _completed(
     settings: BuildSettings, labels: Labels | None, items: Sequence[tuple[Make, int, int]]
 ) -> GraphBatch | None:
-    """Return graphs with everything that the settings add; None to make them singly.
+    """Return graphs with all that settings add; None to go singly.
 
     An item is the maker of a graph, its number and its part. InputError for one graph names number and file.
     """

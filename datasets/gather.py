@@ -108,7 +108,7 @@ def _lacks_labels(values: Array, field: Field) -> bool:
 def take_graphs(
     flat: FlatGraphs, graphs: Int64[ndarray, " chosen"], names: Collection[str] | None = None
 ) -> FlatGraphs:
-    """Some graphs of ``flat``, in this order, with the named fields (None: all)."""
+    """Return some graphs in this order, with the named fields."""
     spans = {"node": spans_of(flat.node_offsets, graphs), "edge": spans_of(flat.edge_offsets, graphs)}
     fields = tuple(field for field in flat.fields if names is None or field.name in names)
     locations = {mask_name(field): "graph" for field in fields}

@@ -171,7 +171,7 @@ class GraphBatch(Shown, HasTensors):
         return {"node": self.nodes, "edge": self.edges, "graph": self.graphs}[location]
 
     def by_location(self, change: Callable[[Location, Tensor], Tensor]) -> dict[str, Any]:
-        """Return all tensors but edges and offsets, changed, by name in the batch."""
+        """Return changed tensors by name, all but edges and offsets."""
         on_all = {at: {name: change(at, value) for name, value in self.on(at).items()} for at in LOCATIONS}
         return {
             "positions": change("node", self.positions),

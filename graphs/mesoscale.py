@@ -305,7 +305,7 @@ def _faces(
 
 
 def _polygon_areas(corners: ndarray, face: ndarray) -> ndarray:
-    """Return areas of planar polygons; ``face`` is sorted, and corners come in order, as Qhull gives them."""
+    """Return areas of planar polygons, whose corners are in order of ``face``."""
     starts = np.flatnonzero(np.diff(face, prepend=-1))
     following = np.arange(len(face)) + 1
     following[np.r_[starts[1:], len(face)] - 1] = starts

@@ -74,7 +74,7 @@ STAND_INS: dict[str, Callable[..., Any]] = {
 
 
 def _with_plain_keys(code: bytes) -> Callable[[Any], None]:
-    """Return a step of a reader that takes no tuple as a key, whose hash may take for ever."""
+    """Return a reader's step without keys that take for ever to hash."""
 
     def step(reader: Any) -> None:
         keys = reader.stack[-2:-1] if code == pickle.SETITEM else reader.stack[::2]
@@ -98,7 +98,7 @@ class _Steps(dict[int, Any]):
 
 
 class PlainUnpickler(pickle._Unpickler):
-    """Reader in Python, whose time and memory are in proportion to a file."""
+    """Reader in Python, as slow and large as a file."""
 
     dispatch: ClassVar[dict[int, Any]] = {**pickle._Unpickler.dispatch}
     for code in (pickle.BYTEARRAY8, pickle.ADDITEMS, pickle.FROZENSET):

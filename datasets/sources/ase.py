@@ -125,7 +125,7 @@ class AseBuild(ObjectsBuild):
         return graph.with_texts(self.entries(one, name, number))
 
     def graphs(self, items: Sequence[tuple[Callable[[], Any], str, int]]) -> GraphBatch | None:
-        """Return the graphs of structures, each with its file and number; None to make them singly."""
+        """Return the graphs of structures; None to make them singly."""
         from hydragnn.graphs.together import from_ase_together
 
         (read, file, number), *more = items

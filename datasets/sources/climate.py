@@ -69,7 +69,7 @@ class ClimateBuild(ObjectsBuild):
             yield from (self.maker(frames, (mesh, times), run, number) for number in whole)
 
     def _frames(self, data_sets: list[tuple[str, Any]], firsts: dict[str, Variable]) -> Frames:
-        """Return where the values of all keys are; all have the unit of the first variable."""
+        """Return where values of keys are, in units of the first variable."""
         keys = [key for field in self.fields if field.on == "node" for key in field.keys if key not in GEOMETRY]
         frames: Frames = {key: {} for key in keys}
         calendars, held = set[str](), set[str]()

@@ -27,9 +27,9 @@ NUMBER = r"\d*\.?\d+(?:[eE][+-]?\d+)?"
 
 
 class VoxelsBuild(BuildSettings):
-    """Images of grains, ``.npy``, ``.tif``, ``.png`` or ``.vti``: nodes are grains, edges shared faces.
+    """Images of grains (``.npy``, ``.tif``, ``.png``, ``.vti``) as their graphs.
 
-    Every grain has its ``volume`` and its centroid as position, every edge the shared ``area``.
+    Nodes are grains, edges shared faces. Every grain has its ``volume`` and its centroid as position, every edge the shared ``area``.
     """
 
     joins: ClassVar[frozenset[Location]] = frozenset(("node",))
