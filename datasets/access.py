@@ -51,10 +51,7 @@ def numbers_of(index: Index, graphs: int) -> Int64[ndarray, " chosen"]:
             f"{index!r:.80} ({kind}) is no index of graphs; give a whole number, a slice, or a list or array of whole numbers"
         )
     numbers = values.reshape(-1).astype(np.int64)
-    wrong = numbers[(numbers < -graphs) | (numbers >= graphs)]
-    if len(wrong):
-        raise InputError(f"there is no graph {wrong[0]}; the store has {graphs} graphs, numbered from 0")
-    return np.where(numbers < 0, numbers + graphs, numbers)
+    return np.where((numbers < 0) & (numbers >= -graphs), numbers + graphs, numbers)  # others are refused by reading
 
 
 class Access(Shown):

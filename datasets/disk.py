@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -77,7 +77,6 @@ class PartFile:
         self.specs = disk_specs(manifest.dim, manifest.fields)
         self._manifest = manifest
         self._reader: PartReader | None = None
-        self._offsets: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None
         self.texts: TextsReader | None = None
         """None where no graph has a text."""
         if info.texts is not None:
@@ -122,18 +121,16 @@ class PartFile:
                 f"{self.info.edges} edges, as the manifest counts, take at least {least}; copy the store again"
             )
 
-    @property
+    @cached_property
     def offsets(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the first node and the first edge of every graph."""
-        if self._offsets is None:
-            nodes, edges = (
-                np.concatenate([[0], self.rows(name, 0, self.info.graphs)]) for name in ("node_stops", "edge_stops")
-            )
-            for what, offsets, total in (("node", nodes, self.info.nodes), ("edge", edges, self.info.edges)):
-                if (np.diff(offsets) < 0).any() or offsets[-1] != total:
-                    raise InputError(f"{self.path}: {what} offsets do not rise to {total}; copy the store again")
-            self._offsets = nodes, edges
-        return self._offsets
+        nodes, edges = (
+            np.concatenate([[0], self.rows(name, 0, self.info.graphs)]) for name in ("node_stops", "edge_stops")
+        )
+        for what, offsets, total in (("node", nodes, self.info.nodes), ("edge", edges, self.info.edges)):
+            if (np.diff(offsets) < 0).any() or offsets[-1] != total:
+                raise InputError(f"{self.path}: {what} offsets do not rise to {total}; copy the store again")
+        return nodes, edges
 
     def rows(self, name: str, start: int, stop: int) -> Array:
         """Return rows of an array in its dtype in memory."""
@@ -239,7 +236,6 @@ class DiskStore(Access):
             infos, notes = [part.info for part in self.parts], joined_attributes([one.attributes for one in manifests])
             self.manifest = replace(self.manifest, parts=infos, fingerprint=prints, attributes=notes)
         self._sizes: Sizes | None = None
-        self._texts: Mapping[str, Texts] | None = None
         self._first = offsets_of(np.array([part.info.graphs for part in self.parts], dtype=np.int64))
 
     @property
@@ -315,13 +311,11 @@ class DiskStore(Access):
         """Return the digest of every graph as it was written."""
         return np.concatenate([part.rows("digests", 0, part.info.graphs) for part in self.parts])
 
-    @property
+    @cached_property
     def texts(self) -> Mapping[str, Texts]:
         """Return one text per graph and key, read on first use."""
-        if self._texts is None:
-            keys = dict.fromkeys(key for info in self.manifest.parts if info.texts for key in info.texts.graphs)
-            self._texts = {key: Texts.unread(partial(self._read_texts, key), len(self)) for key in keys}
-        return self._texts
+        keys = dict.fromkeys(key for info in self.manifest.parts if info.texts for key in info.texts.graphs)
+        return {key: Texts.unread(partial(self._read_texts, key), len(self)) for key in keys}
 
     def _read_texts(self, key: str, graphs: Int64[ndarray, " chosen"]) -> list[str]:
         order = np.argsort(graphs, kind="stable")

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from dataclasses import field as member
 from hashlib import blake2b
 from pathlib import Path
@@ -172,19 +172,9 @@ def _manifest(table: dict[str, Any], path: Path) -> StoreManifest:
             raise ValueError("it names no part")
         if table["dim"] not in (0, 2, 3):
             raise ValueError(f"dim {table['dim']}")
-        if not {str} == {type(table["fingerprint"]), type(table["backend"])} or not isinstance(
-            table["attributes"], dict
-        ):
-            raise TypeError("fingerprint or backend is no text, or attributes are no table")
-        manifest = StoreManifest(
-            backend=table["backend"],
-            dim=table["dim"],
-            fields=tuple(field_from_json(field) for field in table["fields"]),
-            parts=[part_from_json(part) for part in table["parts"]],
-            fingerprint=table["fingerprint"],
-            attributes=table["attributes"],
-            version=table["version"],
-        )
+        bare = msgspec.convert({"attributes": None, **table, "fields": (), "parts": ()}, StoreManifest)
+        fields = tuple(field_from_json(field) for field in table["fields"])
+        manifest = replace(bare, fields=fields, parts=[part_from_json(part) for part in table["parts"]])
         _check_counts(manifest, table["graphs"])
         return manifest
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError, msgspec.ValidationError) as error:

@@ -5,7 +5,6 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import torch
 from jaxtyping import Bool, UInt8
 from numpy import ndarray
 
@@ -15,6 +14,7 @@ from hydragnn.datasets.disk import DiskStore
 from hydragnn.datasets.store import Column, GraphStore, Numbers, Sizes, read_checked
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Field
+from hydragnn.graphs.joining import with_absent
 from hydragnn.graphs.texts import Texts
 from hydragnn.graphs.topology import Topology
 
@@ -152,10 +152,4 @@ class WithAbsent(View):
 
     def filled(self, batch: GraphBatch, fields: Collection[str] | None) -> GraphBatch:
         """Return the batch with the absent fields among these."""
-        added = [field for name, field in self.absent.items() if fields is None or name in fields]
-        values = {
-            field.name: torch.zeros(batch.num_items(field.on), *field.shape, dtype=getattr(torch, field.dtype))
-            for field in added
-        }
-        nothing = torch.zeros(len(batch), dtype=torch.bool)
-        return batch.with_fields(values, fields=added, masks=dict.fromkeys(values, nothing))
+        return with_absent(batch, [one for name, one in self.absent.items() if fields is None or name in fields])

@@ -29,23 +29,18 @@ def with_encodings(batch: GraphBatch, widths: Mapping[str, int]) -> GraphBatch:
             [0.7071]])
     """
     for name, width in widths.items():
-        batch = _with_encoding(batch, name, width) if width else batch
+        if width < 0:
+            raise InputError(f"{name} of width {width}; give at least 1")
+        if width and name in batch.fields:
+            raise InputError(f"the batch already has the field {name}; take it away first")
+        encoded_graphs = []
+        for graph in unbatch(batch) if width else ():
+            pairs = torch.stack([graph.senders, graph.receivers]).unique(dim=1)  # parallel edges are one
+            data = torch_geometric("data").Data(edge_index=pairs, num_nodes=graph.num_nodes)
+            values = {name: ENCODINGS[name](data, width).to(torch.float32)}
+            encoded_graphs.append(graph.with_fields(values, fields=[Field(name=name, on="node", shape=(width,))]))
+        batch = concatenate(encoded_graphs) if width else batch
     return batch
-
-
-def _with_encoding(batch: GraphBatch, name: str, width: int) -> GraphBatch:
-    if width < 1:
-        raise InputError(f"{name} of width {width}; give at least 1")
-    if name in batch.fields:
-        raise InputError(f"the batch already has the field {name}; take it away first")
-    field = Field(name=name, on="node", shape=(width,))
-    encoded_graphs = []
-    for graph in unbatch(batch):
-        pairs = torch.stack([graph.senders, graph.receivers]).unique(dim=1)  # parallel edges are one
-        data = torch_geometric("data").Data(edge_index=pairs, num_nodes=graph.num_nodes)
-        values = ENCODINGS[name](data, width).to(torch.float32)
-        encoded_graphs.append(graph.with_fields({name: values}, fields=[field]))
-    return concatenate(encoded_graphs)
 
 
 def _laplacian(data: Data, k: int) -> Float[Tensor, "nodes k"]:

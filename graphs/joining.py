@@ -1,7 +1,8 @@
 """Many batches as one, and one as its graphs."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import accumulate
 
 import torch
@@ -30,10 +31,11 @@ def concatenate(batches: Sequence[GraphBatch]) -> GraphBatch:
     edge_base = list(accumulate((batch.num_edges for batch in batches[:-1]), initial=0))
     tensors: dict[str, dict[str, Tensor]] = {"node": {}, "edge": {}, "graph": {}}
     masks: dict[str, Tensor] = {}
+    batches = [with_absent(batch, fields.values()) for batch in batches]
     for name, field in fields.items():
-        tensors[field.on][name] = torch.cat([_values_or_zeros(batch, field) for batch in batches])
-        if any(name in batch.masks or name not in batch.fields for batch in batches):
-            masks[name] = torch.cat([_presence(batch, name) for batch in batches])
+        tensors[field.on][name] = torch.cat([batch.on(field.on)[name] for batch in batches])
+        if any(name in batch.masks for batch in batches):
+            masks[name] = torch.cat([batch.present(name) for batch in batches])
     return GraphBatch(
         positions=torch.cat([b.positions for b in batches]),
         topology=Topology.square(
@@ -89,16 +91,15 @@ def _joined_offsets(offsets: list[Tensor], bases: list[int]) -> Tensor:
     return torch.cat([offsets[0][:1], *shifted])
 
 
-def _values_or_zeros(batch: GraphBatch, field: Field) -> Tensor:
-    if field.name in batch.fields:
-        return batch[field.name]
-    return torch.zeros(batch.num_items(field.on), *field.shape, dtype=field.torch_dtype, device=batch.device)
-
-
-def _presence(batch: GraphBatch, name: str) -> Tensor:
-    if name in batch.fields:
-        return batch.present(name)
-    return torch.zeros(batch.num_graphs, dtype=torch.bool, device=batch.device)
+def with_absent(batch: GraphBatch, fields: Iterable[Field]) -> GraphBatch:
+    """Return the batch with the fields that it lacks, zero and masked."""
+    absent = [field for field in fields if field.name not in batch.fields]
+    if not absent:
+        return batch
+    zeros = partial(torch.zeros, device=batch.device)
+    values = {one.name: zeros(batch.num_items(one.on), *one.shape, dtype=one.torch_dtype) for one in absent}
+    masks = dict.fromkeys(values, zeros(len(batch), dtype=torch.bool))
+    return batch.with_fields(values, fields=absent, masks=masks)
 
 
 def unbatch(batch: GraphBatch) -> list[GraphBatch]:

@@ -66,7 +66,13 @@ def graph_from_arrays(
     if len(sender) != len(receiver):
         raise InputError(f"{name}: {len(sender)} senders but {len(receiver)} receivers; give one of each per edge")
     shifts = _shifts(edge_shifts, len(sender), dim, name)
-    box, flags = _box_and_flags(cell, periodic, dim, name)
+    flags = _flags(False if periodic is None else periodic, dim, name)
+    box = _box(cell, flags, dim, name)
+    if periodic is None and bool(box[:dim, :dim].any()):
+        raise InputError(
+            f"{name} has a cell and does not say which axes repeat; give periodic (pbc in Data of torch_geometric): true, false for a box "
+            "without images, or one per axis"
+        )
     if edge_shifts is None:
         check_straight(points, sender, receiver, box[:dim, :dim] * flags[:dim, None], name)
     items: dict[Location, int] = {"node": count, "edge": len(sender), "graph": 1}
@@ -99,18 +105,6 @@ def graph_from_arrays(
     )
     check_axes(batch, name)
     return batch
-
-
-def _box_and_flags(cell: ArrayLike | None, periodic: Any, dim: int, name: str) -> tuple[Tensor, Tensor]:
-    """Return a graph's cell and periodic axes; InputError where unclear."""
-    flags = _flags(False if periodic is None else periodic, dim, name)
-    box = _box(cell, flags, dim, name)
-    if periodic is None and bool(box[:dim, :dim].any()):
-        raise InputError(
-            f"{name} has a cell and does not say which axes repeat; give periodic (pbc in Data of torch_geometric): true, false for a box "
-            "without images, or one per axis"
-        )
-    return box, flags
 
 
 def check_straight(points: Tensor, senders: Tensor, receivers: Tensor, rows: Tensor, name: str) -> None:

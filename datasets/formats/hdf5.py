@@ -20,7 +20,7 @@ from hydragnn.base.files import NO_LOCKS
 from hydragnn.datasets.arrays import Array
 from hydragnn.datasets.formats.engine import StoreEngine
 from hydragnn.datasets.formats.reservation import engine_errors, state_of
-from hydragnn.datasets.manifest import Layout, PartInfo
+from hydragnn.datasets.manifest import Layout
 
 CHUNK_BYTES = 1 << 18
 POSITIONED = hasattr(h5py.h5d.DatasetID, "chunk_iter")
@@ -212,7 +212,7 @@ class Hdf5PartReader:
     direct = POSITIONED
     """Short runs cost little."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, info: object = None, columns: object = None) -> None:
         """Open the file; InputError where it is not what was written."""
         self._path = path
         self._places: dict[str, tuple[np.dtype[Any], Places | None]] = {}
@@ -288,8 +288,4 @@ class Hdf5Engine(StoreEngine):
     suffixes = (".h5", ".hdf5")
 
     writer = Hdf5PartWriter
-
-    @staticmethod
-    def reader(path: Path, info: PartInfo, columns: Mapping[str, int]) -> Hdf5PartReader:
-        """Return the reader of a file."""
-        return Hdf5PartReader(path)
+    reader = Hdf5PartReader

@@ -1,7 +1,7 @@
 """Numpy arrays in npz files: flat with counts, or rectangular."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from math import prod
@@ -101,7 +101,7 @@ class NpzBuild(BuildSettings):
         if self.undirected:
             check_reversed((field.field for field in self.fields), self.edges or "")
         for path, name in self.named_files():
-            source = replace(_open(path, self), name=name)
+            source = _open(path, name, self)
             shared = source.geometry(0) if source.graphs and source.has_one_geometry else None
             steps = [0, *(field.step for field in self.fields)]
             for graph in range(-min(steps), source.graphs - max(steps)):
@@ -131,9 +131,9 @@ class _Source:
     graphs: int
     nodes: Array
     edges: Array | None
-    points: tuple[int, ...] = ()
+    points: tuple[int, ...]
     """Points of a grid along each axis."""
-    name: str = ""
+    name: str
     """Name of the file, in names of graphs."""
 
     def column(self, name: str) -> Array:
@@ -276,7 +276,7 @@ class _Source:
                 raise InputError(f"{self.path}: the edge field {field.name} cannot go with edges from a cutoff or grid")
 
 
-def _open(path: Path, settings: NpzBuild) -> _Source:
+def _open(path: Path, name: str, settings: NpzBuild) -> _Source:
     leads = LEAD in settings.array_names and any(field.step for field in settings.fields)
     table = read_npz(path, [TIME if leads and name == LEAD else name for name in settings.array_names])
     with np.load(path, allow_pickle=False) as archive:
@@ -299,9 +299,8 @@ def _open(path: Path, settings: NpzBuild) -> _Source:
         edges = _offsets(path, table, settings.edge_counts)
         if len(edges) != len(offsets):
             raise InputError(f"{path}: {settings.edge_counts} counts {len(edges) - 1} graphs, not {len(offsets) - 1}")
-    source = _Source(
-        path=path, table=table, settings=settings, graphs=len(offsets) - 1, nodes=offsets, edges=edges, points=points
-    )
+    own: dict[str, Any] = {"path": path, "name": name, "table": table, "settings": settings, "points": points}
+    source = _Source(graphs=len(offsets) - 1, nodes=offsets, edges=edges, **own)
     if edges is not None and settings.edges is not None and len(source.column(settings.edges)) != edges[-1]:
         raise InputError(
             f"{path}: {settings.edges} has {len(source.column(settings.edges))} pairs, {settings.edge_counts} counts {edges[-1]}"

@@ -13,7 +13,6 @@ from pydantic import Field as Setting
 
 from hydragnn.base.errors import InputError
 from hydragnn.datasets.sources.base import BuildSettings, Make
-from hydragnn.datasets.sources.fields import FieldSettings
 from hydragnn.datasets.sources.table_files import (
     Table,
     both_ways,
@@ -88,23 +87,30 @@ class TablesBuild(BuildSettings):
         if "" in labels:
             raise InputError(f"{sources['node']}: a row has nothing in the column graph; fill it in")
         rows = {location: _rows(table, labels, sources[location]) for location, table in tables.items() if table}
+
+        def column(own: dict[Location, Array], on: Location, key: str) -> Array:
+            return table_column(tables[on], key, sources[on])[own[on]]
+
         for number, label in enumerate(labels):
             name = f"graph {label}"
             rows_here = {location: index[number] for location, index in rows.items()}
-            senders, receivers = (table_column(tables["edge"], key, self.edges)[rows_here["edge"]] for key in self.ends)
+            senders, receivers = (column(rows_here, "edge", key) for key in self.ends)
             if self.node_id is not None:
-                ids = table_column(grains, self.node_id, sources["node"])[rows_here["node"]]
+                ids = column(rows_here, "node", self.node_id)
                 senders, receivers = (_places(ids, side, f"{self.edges}, {name}") for side in (senders, receivers))
             check_sides(senders, receivers, self.undirected, f"{self.edges}, {name}")
             if self.undirected:
                 senders, receivers, twice = both_ways(senders, receivers)
                 rows_here["edge"] = rows_here["edge"][twice]
-            values = {field.name: _value(field, tables, sources, rows_here, name) for field in self.fields}
-            columns = [table_column(grains, key, sources["node"])[rows_here["node"]] for key in self.positions]
-            texts = {
-                key: table_column(tables["graph"], key, sources["graph"])[rows_here["graph"]]
-                for key in {*self.text_keys, *(key for key in NAME_KEYS if key in tables["graph"])}
-            }
+            values = {}
+            for field in self.fields:
+                parts = [column(rows_here, field.on, key) for key in field.keys]
+                if field.on == "graph" and len(parts[0]) != 1:
+                    raise InputError(f"{sources['graph']}: {len(parts[0])} rows for {name}; give one")
+                values[field.name] = stack_rows(parts, field)
+            columns = [column(rows_here, "node", key) for key in self.positions]
+            keys = {*self.text_keys, *(key for key in NAME_KEYS if key in tables["graph"])}
+            texts = {key: column(rows_here, "graph", key) for key in keys}
             positions = np.stack(columns, axis=1) if columns else np.zeros((len(rows_here["node"]), 0))
             own = self.texts_of(texts, str(label))
             yield partial(self.graph_of, positions, senders, receivers, values, own, name=name)
@@ -156,16 +162,3 @@ def _rows(table: Table, labels: list[str], source: str) -> list[Array]:
     order = np.argsort(place, kind="stable")
     cuts = np.searchsorted(place[order], np.arange(len(labels) + 1))
     return [order[a:b] for a, b in pairwise(cuts)]
-
-
-def _value(
-    field: FieldSettings,
-    tables: dict[Location, Table],
-    sources: dict[Location, str],
-    rows: dict[Location, Array],
-    name: str,
-) -> Any:
-    columns = [table_column(tables[field.on], key, sources[field.on])[rows[field.on]] for key in field.keys]
-    if field.on == "graph" and len(columns[0]) != 1:
-        raise InputError(f"{sources['graph']}: {len(columns[0])} rows for {name}; give one")
-    return stack_rows(columns, field)
