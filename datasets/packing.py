@@ -112,20 +112,13 @@ def check_budget(sizes: Sizes, indices: Int64[ndarray, " chosen"], budget: Budge
             )
 
 
-def graph_costs(
-    sizes: Sizes, indices: Int64[ndarray, " chosen"] | slice, node_cost: int = NODE_COST
-) -> Int64[ndarray, " chosen"]:
-    """Return the cost of each graph in edges."""
-    return sizes.edges[indices] + node_cost * sizes.nodes[indices]
-
-
 def costs_of(sizes: Sizes, node_cost: int = NODE_COST) -> Integer[ndarray, " graphs"]:
-    """Return the cost of every graph of a store, int32 where possible.
+    """Return the cost of every graph in edges, int32 where possible.
 
     >>> costs_of(Sizes(nodes=np.array([1, 2]), edges=np.array([10, 20]))).tolist()
     [18, 36]
     """
-    costs = graph_costs(sizes, np.s_[:], node_cost)
+    costs = sizes.edges + node_cost * sizes.nodes
     return costs if costs.max(initial=0) > np.iinfo(np.int32).max else costs.astype(np.int32)
 
 

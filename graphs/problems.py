@@ -22,8 +22,6 @@ from hydragnn.graphs.search import spans_volume
 Finding = tuple[int, str]
 """The position of a graph in its batch, and what is wrong with it, to be read after "graph N"."""
 
-ITEMS: dict[Location, str] = {"node": "nodes", "edge": "edges", "graph": "graphs"}
-
 SINGULAR = 1e-8  # smallest singular value that periodic cell vectors of length 1 may have together
 WHOLE = 1e-3  # part of the larger of cell and shift by which a shift may miss a whole number of cell vectors
 CLOSEST = 1e-3  # distance in the unit of positions below which two atoms are one written twice

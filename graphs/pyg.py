@@ -15,7 +15,7 @@ from hydragnn.base.errors import InputError, nearest
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import MISSING_CLASS, Field, columns_of
 from hydragnn.graphs.joining import unbatch
-from hydragnn.graphs.problems import GEOMETRY, ITEMS
+from hydragnn.graphs.problems import GEOMETRY
 from hydragnn.graphs.texts import NAME, NAME_KEYS, name_among
 from hydragnn.graphs.validate import AGREES, graph_from_arrays, node_indices, numbers_of
 
@@ -107,7 +107,7 @@ def from_pyg(
         declared.append(field)
         value = numbers_of(value, where)
         value = columns_of(value, columns[field.name], where) if field.name in columns else value
-        values[ITEMS[field.on]][field.name] = _shaped(value, field)
+        values[f"{field.on}s"][field.name] = _shaped(value, field)
     geometry = _geometry_of(data, name, cutoff=cutoff, known={keys.get(f.name, f.name) for f in declared})
     if geometry["positions"] is None:
         if data.num_nodes is None:

@@ -20,6 +20,9 @@ FILE, FOLDER = "file", "folder"
 NAME_KEYS = (NAME, "id", "material_id", "mp_id", "config_id", "structure_id", "mol_id", "identifier", "uid", "sid")
 """Entries of a structure that are taken for its name, the first one that is there."""
 
+Rows = Int64[ndarray, " rows"]
+Read = Callable[[Rows], list[str]]
+
 
 class Texts:
     """Text per graph, read on first use; empty where absent.
@@ -31,17 +34,15 @@ class Texts:
 
     __slots__ = ("_read", "_rows", "_values")
 
-    def __init__(self, values: Sequence[str]) -> None:
-        self._values: list[str] | None = list(values)
-        self._rows: Int64[ndarray, " graphs"] | None = None
-        self._read: Callable[[Int64[ndarray, " graphs"]], list[str]] | None = None
+    def __init__(self, values: Sequence[str], read: Read | None = None, rows: Rows | None = None) -> None:
+        """Take texts, or what reads them by number and the numbers."""
+        self._values = None if read else list(values)
+        self._read, self._rows = read, rows
 
     @classmethod
-    def unread(cls, read: Callable[[Int64[ndarray, " graphs"]], list[str]], count: int) -> "Texts":
+    def unread(cls, read: Read, count: int) -> "Texts":
         """Return ``count`` texts that ``read`` gives by number."""
-        texts = cls(())
-        texts._read, texts._rows, texts._values = read, np.arange(count), None
-        return texts
+        return cls((), read, np.arange(count))
 
     @property
     def values(self) -> list[str]:
@@ -52,13 +53,11 @@ class Texts:
             self._read = self._rows = None
         return self._values
 
-    def select(self, rows: slice | Sequence[int] | Int64[ndarray, " rows"]) -> "Texts":
+    def select(self, rows: slice | Sequence[int] | Rows) -> "Texts":
         """Return the texts with these numbers, which are not read for it."""
         if self._rows is not None:
-            selection = Texts(())
-            selection._read, selection._values = self._read, None
-            selection._rows = self._rows[rows if isinstance(rows, slice) else np.asarray(rows, dtype=np.int64)]
-            return selection
+            own = self._rows[rows if isinstance(rows, slice) else np.asarray(rows, dtype=np.int64)]
+            return Texts((), self._read, own)
         values = self.values
         return Texts(values[rows] if isinstance(rows, slice) else [values[row] for row in rows])
 
@@ -100,9 +99,7 @@ def join_texts(parts: Sequence[tuple[Mapping[str, Texts], int]]) -> dict[str, Te
     return {key: Texts.unread(partial(_read_joined, parts, key), count) for key in keys}
 
 
-def _read_joined(
-    parts: Sequence[tuple[Mapping[str, Texts], int]], key: str, rows: Int64[ndarray, " rows"]
-) -> list[str]:
+def _read_joined(parts: Sequence[tuple[Mapping[str, Texts], int]], key: str, rows: Rows) -> list[str]:
     first = np.cumsum([0, *(count for _, count in parts)])
     owners = np.searchsorted(first, rows, side="right") - 1
     values = [""] * len(rows)

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from hydragnn.base.errors import InputError, nearest
 from hydragnn.graphs.batch import GraphBatch
-from hydragnn.graphs.field import MISSING_CLASS, Field, Location, is_labelled
-from hydragnn.graphs.problems import ITEMS, cell_problem, field_problems, graph_problems, not_finite
+from hydragnn.graphs.field import LOCATIONS, MISSING_CLASS, Field, Location, is_labelled
+from hydragnn.graphs.problems import cell_problem, field_problems, graph_problems, not_finite
 from hydragnn.graphs.topology import Topology
 
 ArrayLike = np.ndarray | Tensor | Sequence[Any] | float | int
@@ -159,7 +159,7 @@ def field_values(raw: Any, field: Field, items: int, name: str = "graph", option
         array = array[None]
     if tuple(array.shape) != expected:
         if array.ndim == len(expected) and array.shape[0] != items:
-            raise InputError(f"{where}: {array.shape[0]} rows for {items} {ITEMS[field.on]}; give one per {field.on}")
+            raise InputError(f"{where}: {array.shape[0]} rows for {items} {field.on}s; give one per {field.on}")
         raise InputError(f"{where}: shape {tuple(array.shape)} is not {expected}; reshape it or declare another shape")
     missing = optional and field.role == "target"
     if field.classes:
@@ -195,10 +195,10 @@ def check_structure(batch: GraphBatch) -> None:
     _check_offsets(batch)
     _check_indices(batch)
     _check_geometry(batch)
-    for location in ITEMS:
+    for location in LOCATIONS:
         undeclared = [n for n in batch.on(location) if n not in batch.fields or batch.fields[n].on != location]
         if undeclared:
-            raise InputError(f"the tensor {undeclared[0]} on {ITEMS[location]} has no Field; declare it or drop it")
+            raise InputError(f"the tensor {undeclared[0]} on {location}s has no Field; declare it or drop it")
     for mask, present in batch.masks.items():
         if mask not in batch.fields or tuple(present.shape) != (batch.num_graphs,) or present.dtype != torch.bool:
             raise InputError(f"mask {mask} is not one bool per graph of a declared field; make it so")
@@ -224,9 +224,9 @@ def _declared(fields: Iterable[Field], raw_values: Mapping[Location, Mapping[str
             raise InputError(f"{name}: field {field.name} is declared twice; remove one")
         if field.name not in raw_values[field.on]:
             raise InputError(
-                f"{name}: field {field.name} is declared but missing; pass {ITEMS[field.on]}={{'{field.name}': ...}}, or "
+                f"{name}: field {field.name} is declared but missing; pass {field.on}s={{'{field.name}': ...}}, or "
                 f"where it has no {field.name}, leave the value out (in a BUILD.toml the field is optional = true, in Python "
-                f"neither fields nor {ITEMS[field.on]} have it)"
+                f"neither fields nor {field.on}s have it)"
             )
         declared[field.name] = field
     for location, values in raw_values.items():
@@ -234,8 +234,8 @@ def _declared(fields: Iterable[Field], raw_values: Mapping[Location, Mapping[str
             if key not in declared or declared[key].on != location:
                 hint = nearest(key, [n for n, f in declared.items() if f.on == location] or ["none declared"])
                 raise InputError(
-                    f"{name}: {ITEMS[location]} holds {key} without a Field on {location}s; declare it in fields "
-                    f"({hint}), or leave it out of {ITEMS[location]}, too"
+                    f"{name}: {location}s holds {key} without a Field on {location}s; declare it in fields "
+                    f"({hint}), or leave it out of {location}s, too"
                 )
     return declared
 
@@ -395,7 +395,7 @@ def _check_geometry(batch: GraphBatch) -> None:
 def _check_field(batch: GraphBatch, field: Field) -> None:
     if field.name not in batch.on(field.on):
         raise InputError(
-            f"field {field.name} is declared but no tensor on {ITEMS[field.on]} has its name; "
+            f"field {field.name} is declared but no tensor on {field.on}s has its name; "
             f"add it, or take {field.name} out of the batch's fields, too"
         )
     values = batch[field.name]

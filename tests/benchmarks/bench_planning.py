@@ -32,7 +32,7 @@ from rich.table import Table
 from hydragnn.architectures import architecture_of
 from hydragnn.base.allocator import keep_memory
 from hydragnn.datasets import Budget, Sizes, pack, share_of
-from hydragnn.datasets.packing import NODE_COST, costs_of, graph_costs
+from hydragnn.datasets.packing import NODE_COST, costs_of
 from hydragnn.graphs.atomic import from_ase
 from hydragnn.graphs.joining import concatenate
 from tests.benchmarks.harness import seconds
@@ -202,7 +202,7 @@ RANKS = (2, 64, 1024, 8192)
 
 def longest_first_of_all(batch: Counts, sizes: Sizes, ranks: int) -> None:
     """What every rank planned before: the shares of all."""
-    costs = graph_costs(sizes, batch)
+    costs = costs_of(sizes)[batch]
     loads = [(0, rank) for rank in range(ranks)]
     for position in np.argsort(-costs, kind="stable").tolist():
         load, rank = loads[0]
@@ -233,7 +233,7 @@ def measured(kind: str, steps: int) -> list[str]:
             "dealt": [batch[0::2], batch[1::2]],
             "ours": [share_of(batch, costs_of(sizes, node_cost), 2, rank) for rank in (0, 1)],
         }
-        planned.append([int(graph_costs(sizes, share).sum()) for share in shares["ours"]])
+        planned.append([int(costs_of(sizes)[share].sum()) for share in shares["ours"]])
         for way, of_ranks in shares.items():
             batches = [concatenate([graphs[number] for number in share]) for share in of_ranks]
             taken[way].append([seconds(partial(step, model, model, one), 3) for one in batches])

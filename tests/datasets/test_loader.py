@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hydragnn.datasets import Budget, Loader, MemoryStore, Sizes, pack, share_of
-from hydragnn.datasets.packing import BLOCK, TEAM, costs_of, graph_costs
+from hydragnn.datasets.packing import BLOCK, TEAM, costs_of
 from tests.refusals import refuses
 
 Counts = list[tuple[int, int]]
@@ -66,8 +66,8 @@ def test_sharding_loses_nothing_within_the_bound_of_longest_first(counts: Counts
         assert positions == sorted(positions)
     if ranks > 9:
         return
-    costs = graph_costs(sizes, batch)
-    longest = max(int(graph_costs(sizes, share).sum()) for share in shares)
+    costs = costs_of(sizes)[batch]
+    longest = max(int(costs_of(sizes)[share].sum()) for share in shares)
     # any list schedule ends at most one job after the mean (Graham 1966), and longest first never beats the largest job
     assert longest <= costs.sum() / ranks + costs.max() * (1 - 1 / ranks) + 1e-9
 
@@ -81,8 +81,8 @@ def test_shares_stay_balanced_with_many_ranks_and_some_much_larger_graphs(ranks:
     sizes = Sizes(nodes=edges // 20 + 1, edges=edges)
     shares = shares_of(random.permutation(len(edges)), sizes, ranks)
     assert sorted(np.concatenate(shares).tolist()) == [*range(len(edges))]
-    loads = [int(graph_costs(sizes, share).sum()) for share in shares]
-    assert max(loads) <= 1.02 * max(np.mean(loads), graph_costs(sizes, np.arange(len(edges))).max())
+    loads = [int(costs_of(sizes)[share].sum()) for share in shares]
+    assert max(loads) <= 1.02 * max(np.mean(loads), costs_of(sizes)[np.arange(len(edges))].max())
 
 
 @pytest.mark.parametrize(("what", "limit"), [("nodes", 8), ("edges", 30)])

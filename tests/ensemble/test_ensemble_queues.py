@@ -20,7 +20,7 @@ from torch.distributed import FileStore, HashStore
 
 from hydragnn.base.errors import InputError
 from hydragnn.datasets import Budget, packing
-from hydragnn.datasets.packing import graph_costs
+from hydragnn.datasets.packing import costs_of
 from hydragnn.datasets.store import Sizes
 from hydragnn.distributed import finishing
 from hydragnn.distributed import group as groups
@@ -222,7 +222,7 @@ def test_every_graph_is_in_one_chunk_in_order(window: int, graphs: Any, max_grap
         if not chunk.reason:
             assert sizes.nodes[chunk.graphs].sum() <= max_nodes
             assert not max_graphs or len(chunk.graphs) <= max_graphs
-    assert [chunk.load for chunk in chunks] == [float(graph_costs(sizes, chunk.graphs).sum()) for chunk in chunks]
+    assert [chunk.load for chunk in chunks] == [float(costs_of(sizes)[chunk.graphs].sum()) for chunk in chunks]
 
 
 def test_a_graph_above_the_budget_stands_alone_and_says_what_it_needs() -> None:
