@@ -16,8 +16,7 @@ from hydragnn.base.errors import InputError
 from hydragnn.graphs.batch import GraphBatch, graph_label
 from hydragnn.graphs.field import ATOMIC_NUMBERS, Field
 
-ELEMENTS = 119
-"""Atomic numbers are below."""
+ELEMENTS = 119  # atomic numbers are below
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

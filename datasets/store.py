@@ -15,8 +15,7 @@ from hydragnn.graphs.texts import NAME, Texts, label
 if TYPE_CHECKING:
     from typing_extensions import TypeIs
 
-Numbers = Sequence[int] | Int64[ndarray, " chosen"]
-"""Graphs by number."""
+Numbers = Sequence[int] | Int64[ndarray, " chosen"]  # graphs by number
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -56,8 +56,7 @@ class Defect:
         return f"{name} in {self.graphs} of {among} graphs, for example {called} ({self.detail}): {ADVICE[name]}"
 
 
-Defects = Mapping[str, Defect]
-"""Defects that some graph has, by name."""
+Defects = Mapping[str, Defect]  # defects that some graph has, by name
 
 
 def graph_defects(batch: GraphBatch) -> dict[str, Defect]:

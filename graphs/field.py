@@ -22,9 +22,7 @@ MOST_CLASSES, MOST_NUMBERS = 1_000_000, 2**63 - 1
 """Every class of an input or a target takes a row of weights, so that more of them are a damaged number; those of an auxiliary field only number."""
 
 LONGEST_UNIT = 1000  # characters of a unit, also of one that has no meaning
-MISSING_CLASS = -1
-"""Class of a target whose label is missing; missing numbers are NaN."""
-
+MISSING_CLASS = -1  # class of a target whose label is missing; missing numbers are NaN
 Values = TypeVar("Values", torch.Tensor, NDArray[Any])
 
 

@@ -19,9 +19,7 @@ from hydragnn.graphs.joining import concatenate, unbatch
 CLUSTERS = "clusters"
 """The node field with the number of every node's cluster inside its graph, from the finest level to the coarsest."""
 
-LEVELS: tuple[str, Location] = ("levels", "node")
-"""Key of what ``levels_of`` made, in a batch."""
-
+LEVELS: tuple[str, Location] = ("levels", "node")  # key of what ``levels_of`` made, in a batch
 MOST_CLUSTERS = 2**31 - 1
 
 

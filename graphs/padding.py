@@ -21,9 +21,7 @@ GROWTH = 0.05
 """Share by which shapes of a run may let nodes and edges of its batches grow; batches that were not looked at grow by a bit more."""
 
 MOST_SHAPES = 48  # most shapes of a run: each is recorded, which takes as long as three steps
-Shape = tuple[int, int, int]
-"""Nodes, edges and graphs of padded batches."""
-
+Shape = tuple[int, int, int]  # nodes, edges and graphs of padded batches
 Sizes = NDArray[np.int64]
 Shares = NDArray[np.float64]
 
@@ -100,9 +98,7 @@ def _rounded(counts: NDArray[np.int64]) -> NDArray[np.int64]:
     return -(-np.maximum(counts, 1) // UNIT) * UNIT
 
 
-PADDED: tuple[str, Location] = ("padded", "graph")
-"""Key in a batch that has padding."""
-
+PADDED: tuple[str, Location] = ("padded", "graph")  # key in a batch that has padding
 OF_SIZES = ("counts", "owner", "bounds")  # names of what a batch derives from offsets alone
 
 

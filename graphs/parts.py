@@ -9,8 +9,7 @@ from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import MISSING_CLASS, Field
 from hydragnn.graphs.texts import NAME
 
-PARTS = ("train", "valid", "test", "calibration")
-"""Parts in the order of masks."""
+PARTS = ("train", "valid", "test", "calibration")  # parts in the order of masks
 PART = Field(name="part", on="graph", role="auxiliary", classes=len(PARTS), dtype="int64")
 """Part of the nodes whose labels a graph has, for ``kind = "given"`` of a split."""
 

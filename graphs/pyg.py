@@ -26,9 +26,7 @@ FRACTIONS = ("frac_coords",)
 CELLS = ("cell", "lattice", "cell_lattice_vectors", "_cell", "supercell_size")
 PERIODIC = ("periodic", "pbc", "_pbc")
 OURS = "periodic"  # attribute of data that ``to_pyg`` made, whose shifts move the sender
-MARK = "of_hydragnn"
-"""Attribute that ``to_pyg`` adds: fields are in names and units of a store."""
-
+MARK = "of_hydragnn"  # attribute that ``to_pyg`` adds: fields are in names and units of a store
 SHIFTS: dict[str, tuple[bool, int]] = {
     "edge_shifts": (False, 1),  # the public HydraGNN
     "shifts": (False, 1),  # MACE

@@ -10,8 +10,7 @@ from numpy import ndarray
 from hydragnn.base.errors import InputError
 
 Pairs = tuple[Int[ndarray, " edges"], Int[ndarray, " edges"], Int[ndarray, "edges 3"], Float[ndarray, " edges"]]
-FARTHEST = 1e7
-"""Cutoffs from the origin; farther away a coordinate has too few digits to tell who is near."""
+FARTHEST = 1e7  # cutoffs from the origin; farther away a coordinate has too few digits to tell who is near
 MOST_IMAGES = 1e7
 """Periodic images of a cell that reach into it; more only where a cell is nearly flat, and the search has no end."""
 BOXES = 5e4

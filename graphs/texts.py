@@ -11,9 +11,7 @@ from numpy import ndarray
 
 from hydragnn.base.errors import InputError
 
-NAME = "name"
-"""Key of the names: a material's id, or file and frame."""
-
+NAME = "name"  # key of the names: a material's id, or file and frame
 FILE, FOLDER = "file", "folder"
 """Keys of the file that a graph is from, and of its folder: a split can keep their graphs together."""
 

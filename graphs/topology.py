@@ -14,8 +14,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from hydragnn.base.errors import InputError
 
 STEPS = 1e5  # steps of the largest shift; shifts that differ do so by a whole cell
-LONG = 512
-"""A row of more edges is long: on a GPU several programs sum it."""
+LONG = 512  # a row of more edges is long: on a GPU several programs sum it
 
 
 Own = TypeVar("Own", bound="HasTensors")

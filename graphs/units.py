@@ -8,14 +8,9 @@ from typing import Any
 from hydragnn.base.errors import InputError
 from hydragnn.graphs.field import ATOMIC_NUMBERS, Field
 
-CLOSE_NUCLEI = "close_nuclei"
-"""Attribute of stores whose nuclei may be nearer than any bond."""
-
-FAILED_STEPS = "failed_steps"
-"""Attribute of a store with notes on steps that did not converge, which it lacks."""
-LENGTH_UNIT = "length_unit"
-"""The attribute of a store that names the unit of its positions and cells."""
-
+CLOSE_NUCLEI = "close_nuclei"  # attribute of stores whose nuclei may be nearer than any bond
+FAILED_STEPS = "failed_steps"  # attribute of a store with notes on steps that did not converge, which it lacks
+LENGTH_UNIT = "length_unit"  # attribute of a store that names the unit of its positions and cells
 OF_ASE = {"energy": "eV", "forces": "eV/Angstrom", "stress": "eV/Angstrom^{dim}", "length": "Angstrom"}
 ATOMIC = {"energy": "Ha", "forces": "Ha/bohr", "stress": "Ha/bohr^{dim}", "length": "bohr"}
 ATOMIC_NAMES = ("a.u.", "au", "atomic units")
@@ -37,8 +32,7 @@ PINT_NAMES = {
 LONGEST, HUGE = 100, 1e100  # characters of a unit, also its largest power; and its size in base units
 POWER = re.compile(r"\b[^\W\d]\w*\s*\*\*\s*\(?\s*-?\s*\d(\.\d+)?(?![\d.])")
 """The power of a unit as pint reads it; powers of numbers, which may have no end, are no units."""
-CLOSE = 1e-6
-"""Two scales are equal where they differ by less: programs use constants of different years."""
+CLOSE = 1e-6  # two scales are equal where they differ by less: programs use constants of different years
 
 
 def in_ase_units(unit: str, what: str, where: str, dim: int = 3) -> float:

@@ -19,8 +19,7 @@ ArrayLike = np.ndarray | Tensor | Sequence[Any] | float | int
 TAKEN: dict[str, np.dtype[Any]] = {"g": np.dtype(np.float64), "G": np.dtype(np.complex128)}
 """Types in place of long doubles, which torch does not have."""
 
-AGREES = 1e-3
-"""Relative difference between lengths of one edge, since single precision and units in tables round."""
+AGREES = 1e-3  # relative difference between lengths of one edge, since single precision and units in tables round
 TURNS = 10
 """Nodes of a periodic graph are brought into its cell where one is so many times farther from the origin than the longest cell vector."""
 

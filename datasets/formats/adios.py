@@ -24,9 +24,7 @@ change_environment({"ADIOS2_PLUGIN_PATH": os.devnull})
 The library looks for plugins below this path only, and below a file there is nothing. Our stores need none.
 """
 
-DTYPES = {"double": "f8", "float": "f4", "int64_t": "i8", "int32_t": "i4", "uint8_t": "u1"}
-"""Names of dtypes in ADIOS2."""
-
+DTYPES = {"double": "f8", "float": "f4", "int64_t": "i8", "int32_t": "i4", "uint8_t": "u1"}  # names of dtypes in ADIOS2
 RESERVED = ".reserved"  # a file that keeps space for a directory until it is complete
 STEP_BYTES = 1 << 13  # more than ADIOS2 adds to an array of a step: its description, and the gaps to whole pages
 ZERO = -1  # step of a block that was never written and holds zeros

@@ -25,9 +25,7 @@ from hydragnn.datasets.manifest import Layout
 CHUNK_BYTES = 1 << 18
 POSITIONED = hasattr(h5py.h5d.DatasetID, "chunk_iter")
 """True where HDF5 (1.12.3 or later) gives the places of chunks in the file."""
-VERSIONS = ("v110", "v110")
-"""Versions of the format, oldest and newest."""
-
+VERSIONS = ("v110", "v110")  # versions of the format, oldest and newest
 ZERO = -1  # first byte of a chunk that was never written and holds zeros
 
 

@@ -10,12 +10,9 @@ from numpy.typing import NDArray
 from hydragnn.base.errors import InputError
 from hydragnn.datasets.arrays import Array, offsets_of
 
-LABELS = ("trainset", "valset", "testset")
-"""Labels in the order of the parts of a split."""
-
+LABELS = ("trainset", "valset", "testset")  # labels in the order of the parts of a split
 EDGES = "edge_index"
-MINMAX = "minmax_"
-"""Begin of names of attributes with smallest and largest values."""
+MINMAX = "minmax_"  # begin of names of attributes with smallest and largest values
 
 
 class Columns:

@@ -8,9 +8,7 @@ from ase.io.extxyz import per_atom_properties, per_config_properties
 
 from hydragnn.base.errors import InputError
 
-ATOMS = "atoms"
-"""Key of that text."""
-
+ATOMS = "atoms"  # key of that text
 NOTHING = '{"info": {}, "arrays": {}, "results": {}}'  # text of a structure that is its geometry alone
 GEOMETRY = ("numbers", "positions")
 PER_ATOM = ("forces", "stresses", "charges", "magmoms", "energies")

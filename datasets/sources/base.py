@@ -34,12 +34,8 @@ from hydragnn.graphs.validate import graph_from_arrays
 Make = Callable[[], GraphBatch]
 """Function that makes one graph of a source; InputError where that graph cannot be made."""
 
-TIME, LEAD = "time", "lead_time"
-"""Keys of a frame's time, and of that to a later one."""
-
-RUN = "run"
-"""Key of the text with the time series of a frame."""
-
+TIME, LEAD = "time", "lead_time"  # keys of a frame's time, and of that to a later one
+RUN = "run"  # key of the text with the time series of a frame
 TOGETHER, NODES_TOGETHER = 256, 2**11
 """At most so many graphs, with so many nodes, are made at once where their makers can."""
 
