@@ -124,9 +124,8 @@ class PartFile:
     @cached_property
     def offsets(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the first node and the first edge of every graph."""
-        nodes, edges = (
-            np.concatenate([[0], self.rows(name, 0, self.info.graphs)]) for name in ("node_stops", "edge_stops")
-        )
+        stops = (self.rows(name, 0, self.info.graphs) for name in ("node_stops", "edge_stops"))
+        nodes, edges = (np.concatenate([[0], one]) for one in stops)
         for what, offsets, total in (("node", nodes, self.info.nodes), ("edge", edges, self.info.edges)):
             if (np.diff(offsets) < 0).any() or offsets[-1] != total:
                 raise InputError(f"{self.path}: {what} offsets do not rise to {total}; copy the store again")

@@ -184,17 +184,14 @@ class StoreWriter:
                 self._texts.path.rename(texts_path(final))
             self._temporary.rename(final)
             flush_directory(self.path)
+        stored = {name: self._stored.get(name, []) for name in array_specs(self.dim, self.fields)}
         return PartInfo(
             name=self.name,
             graphs=self.graphs,
             nodes=self._rows["node"],
             edges=self._rows["edge"],
             blocks=self._blocks,
-            stored={
-                name: self._stored.get(name, [])
-                for name in array_specs(self.dim, self.fields)
-                if len(self._stored.get(name, [])) < len(self._blocks)
-            },
+            stored={name: blocks for name, blocks in stored.items() if len(blocks) < len(self._blocks)},
             masked=sorted(self._masked),
             files=files,
             texts=texts,

@@ -1,8 +1,4 @@
-"""Cut of a batch over ranks, and the part of each.
-
-Small graphs stay whole where that shares the work evenly. Others are cut by METIS where it is installed, else into boxes of a
-k-d tree of the positions, or in breadth-first order where there are none.
-"""
+"""Cut of a batch over ranks, and the part of each."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -29,6 +25,8 @@ def cut_nodes(
     batch: GraphBatch, parts: int, node_cost: int = 8, partition: Partition | None = None
 ) -> Int[Tensor, " nodes"]:
     """Return the rank of each node, which costs ``node_cost`` more edges.
+
+    Small graphs stay whole where that shares the work evenly. Others are cut by METIS where it is installed, else into boxes.
 
     >>> from hydragnn.graphs.validate import graph_from_arrays
     >>> line = graph_from_arrays([[0.0, 0.0], [3.0, 0.0], [1.0, 0.0], [2.0, 0.0]], [], [])

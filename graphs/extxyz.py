@@ -52,11 +52,7 @@ def entries_of(comment: str, texts: Collection[str] = ()) -> dict[str, Any]:
     for quoted_key, quoted in ENTRY.findall(comment):
         key, closed = quoted_key.strip('"'), quoted[:1] in {*"\"'{["} and len(quoted) > 1
         letters = re.sub(r"\\(.)", r"\1", quoted[1:-1] if closed else quoted)
-        if (
-            not isinstance(info.get(key, ""), str)
-            and not letters.startswith("_JSON ")
-            and _is_text(key, letters, texts)
-        ):
+        if not isinstance(info.get(key, ""), str) and _is_text(key, letters, texts):
             info[key] = letters
     _check_keys(info)
     return info
@@ -64,7 +60,7 @@ def entries_of(comment: str, texts: Collection[str] = ()) -> dict[str, Any]:
 
 def _is_text(key: str, letters: str, texts: Collection[str]) -> bool:
     """Return True where an entry is its letters, no number."""
-    if key in SPECIAL_3_3_KEYS or key in per_config_properties:
+    if key in SPECIAL_3_3_KEYS or key in per_config_properties or letters.startswith("_JSON "):
         return False
     return key in NAME_KEYS or key in texts or _NOT_A_COUNT.fullmatch(letters) is not None
 

@@ -49,12 +49,8 @@ def with_clusters(batch: GraphBatch, clusters: ArrayLike) -> GraphBatch:
     reach through the boundary, where it has no middle.
     """
     numbers = np.asarray(clusters)
-    if (
-        numbers.ndim != 2
-        or numbers.shape[0] != batch.num_nodes
-        or not numbers.shape[1]
-        or numbers.dtype.kind not in "iu"
-    ):
+    is_table = numbers.ndim == 2 and len(numbers) == batch.num_nodes and numbers.shape[1] > 0
+    if not is_table or numbers.dtype.kind not in "iu":
         raise InputError(
             f"clusters of shape {list(numbers.shape)} and type {numbers.dtype} for {batch.num_nodes} nodes; give whole numbers "
             "[nodes, levels]"

@@ -156,11 +156,8 @@ def label_factors(
             in_ase_units(energy.unit, "energy", f"field {energy.name}")
         return {}
     sizes = {what: in_ase_units(one.unit, what, f"field {one.name}", dim) for what, one in fields.items() if one.unit}
-    if (
-        "virial" in (name := getattr(derived.get("stress"), "name", "").lower())
-        and "stress" not in name
-        and "stress" not in sizes
-    ):
+    name = getattr(derived.get("stress"), "name", "").lower()
+    if "virial" in name and "stress" not in name and "stress" not in sizes:
         raise InputError(
             f'field {name}: a head predicts stress, and virials become it by convert = "virial" in the build file; or declare the unit'
         )

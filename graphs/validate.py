@@ -326,11 +326,8 @@ def numbers_of(raw: Any, where: str) -> Tensor:
     except ValueError as error:
         raise InputError(f"{where}: rows of different lengths ({error}); give a rectangular array") from error
     if array.dtype.kind not in "biufc":
-        first = (
-            f"texts such as {str(array.flat[0])!r}"
-            if array.dtype.kind in "US" and array.size
-            else f"{array.dtype} values"
-        )
+        are_texts = array.dtype.kind in "US" and array.size
+        first = f"texts such as {str(array.flat[0])!r}" if are_texts else f"{array.dtype} values"
         raise InputError(f"{where}: {first} are not numbers; convert them first")
     if array.dtype.kind == "u" and array.size and int(array.max()) >= 2**63:
         raise InputError(f"{where}: {int(array.max())} is larger than whole numbers of 64 bits; give smaller ones")

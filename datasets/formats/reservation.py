@@ -1,7 +1,4 @@
-"""Reservation of space before ADIOS2 writes.
-
-It ends the process in C where a write fails.
-"""
+"""Reservation of space for ADIOS2, which ends the process where it cannot write."""
 
 import os
 from collections.abc import Iterator
@@ -13,7 +10,7 @@ SLACK_BYTES = 1 << 22  # for chunks that are not full and for the engines' own t
 
 def reserve(path: Path, size: int) -> None:
     """Reserve ``size`` bytes of disk for a file; OSError without space."""
-    descriptor = os.open(path, os.O_RDWR)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
     try:
         os.posix_fallocate(descriptor, 0, size)
     finally:
@@ -26,8 +23,6 @@ class Ballast:
     def __init__(self, path: Path) -> None:
         """Make a file of ``SLACK_BYTES``; OSError without space."""
         self._path = path
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
-        os.close(descriptor)
         reserve(path, SLACK_BYTES)
 
     def make_room(self, size: int, largest: Path) -> None:

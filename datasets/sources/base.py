@@ -254,11 +254,9 @@ class BuildSettings(Settings, ABC):
         """Raise InputError for geometry that the settings do not name."""
         for name in names:
             setting = next((key for key, form in GEOMETRY.items() if re.fullmatch(form, name, re.IGNORECASE)), None)
-            if (
-                setting
-                and setting not in self.model_fields_set
-                and repr(name) not in repr([*self.model_dump().values()])
-            ):
+            if not setting or setting in self.model_fields_set:
+                continue
+            if repr(name) not in repr([*self.model_dump().values()]):
                 own = f"say {setting}" if setting in type(self).model_fields else f"kind = {self.kind!r} reads none"
                 raise InputError(
                     f"{where} has {name}, which describes geometry and would not be used; {own}, or leave it out"

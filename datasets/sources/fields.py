@@ -1,5 +1,6 @@
 """Settings of the fields and coarser levels of a store."""
 
+from dataclasses import fields
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -96,16 +97,8 @@ class FieldSettings(Settings):
     @property
     def field(self) -> Field:
         """The description that goes into the store."""
-        return Field(
-            name=self.name,
-            on=self.on,
-            shape=tuple(self.shape),
-            unit=self.unit,
-            parity=self.parity,
-            role=self.role,
-            classes=self.classes,
-            dtype=self.dtype,
-        )
+        values = {one.name: getattr(self, one.name) for one in fields(Field)}
+        return Field(**{**values, "shape": tuple(self.shape)})
 
     def without_fill(self, values: NDArray[Any]) -> NDArray[Any]:
         """Return values with NaN for ``missing_value``."""

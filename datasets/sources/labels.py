@@ -162,10 +162,8 @@ def _names_of_files(settings: BuildSettings, rows: Collection[str], *, check: bo
     A file that is alone in its folder has the folder's names, too. With ``check`` InputError for two files that a row could be for.
     """
     paths = [] if getattr(settings, "_objects", None) is not None else find_files(getattr(settings, "files", []))
-    alone, depth = (
-        len({path.parent for path in paths}) == len(paths),
-        1 + max((row.count("/") for row in rows), default=0),
-    )
+    alone = len({path.parent for path in paths}) == len(paths)
+    depth = 1 + max((row.count("/") for row in rows), default=0)
     named, file_of = {*rows, *(row.rpartition("#")[0] for row in rows)}, dict[str, str]()
     names = {file: aliases(path.absolute(), depth, alone) & named for file, path in zip(distinct_names(paths), paths)}
     for file, alias in ((file, alias) for file, own in names.items() for alias in sorted(own) if check):

@@ -160,11 +160,8 @@ class SensorsBuild(TablesBuild):
         start, step, numbers = self._steps(times, files)
         values = {}
         for key, (seconds, where, column) in columns.items():
-            width, moments, some = (
-                len(nodes) if key[0] == "node" else 1,
-                np.searchsorted(times, seconds),
-                ~np.isnan(column),
-            )
+            width = len(nodes) if key[0] == "node" else 1
+            moments, some = np.searchsorted(times, seconds), ~np.isnan(column)
             once = np.unique(moments * width + where, return_index=True)[1]
             if len(once) < len(column):
                 row = np.setdiff1d(np.arange(len(column)), once)[0]

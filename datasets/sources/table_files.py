@@ -67,9 +67,8 @@ def read_table(
     except (OSError, ValueError, csv.Error) as error:
         raise InputError(f"cannot read {path}: {error}; give a CSV file in UTF-8 with a header, or Parquet") from error
     header = [name.strip() for name in lines[0][1]] if lines else []
-    if (
-        not header or not all(header[1:]) or header == [""]
-    ):  # pandas leaves the name of its first column, the number of the row, empty
+    # pandas leaves the name of its first column, the number of the row, empty
+    if not header or not all(header[1:]) or header == [""]:
         raise InputError(f"{path} has no header; name every column in the first line")
     if len(header) == 1 and (found := re.search("[;\t|]", header[0])):
         raise InputError(

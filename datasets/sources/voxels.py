@@ -152,12 +152,8 @@ def _pages(path: Path, sized: bool) -> tuple[NDArray[Any] | None, Any, str]:
 def _sizes(path: Path, file: Any, axes: int) -> tuple[list[float] | float, str]:
     """Return a voxel's lengths and their unit as a TIFF states them, else 1."""
     page, own = file.pages[0], {**(file.imagej_metadata or {}), **(file.shaped_metadata or ({},))[0]}
-    text, pixels, unit, is_ome = (
-        page.description,
-        page.resolution,
-        page.resolutionunit,
-        "PhysicalSize" in page.description,
-    )
+    text, pixels, unit = page.description, page.resolution, page.resolutionunit
+    is_ome = "PhysicalSize" in text
     sizes, units = (
         dict(re.findall(rf"PhysicalSize([XYZ]){form}", text)) for form in (rf"=.({NUMBER})\b", "Unit=.([^'\"]+)")
     )
