@@ -23,40 +23,30 @@ COARSE = 1e-3
 
 
 @runtime_checkable
-class Fitted(Protocol):
-    """Target as far as the normalisation needs it."""
+class _Fitted(Protocol):
+    """Target as far as the normalisation needs it.
+
+    Values that are ``extensive`` grow with the number of nodes. ``references`` per atomic number are taken off first, those of the
+    user if there are. A ``derivative`` (forces or stress) belongs to the energy ``source``. The ``total`` is a graph input
+    that nodes add up to (empty: zero; None: nothing). What is not ``centred`` keeps zero, and has one scale, for relative errors.
+    """
 
     @property
-    def field(self) -> Field:
-        """The field with the labels."""
-
+    def field(self) -> Field: ...
     @property
-    def extensive(self) -> bool:
-        """True for values that grow with the number of nodes."""
-
+    def extensive(self) -> bool: ...
     @property
-    def references(self) -> bool:
-        """Take reference values per atomic number off first."""
-
+    def references(self) -> bool: ...
     @property
-    def given_references(self) -> tuple[tuple[int, float], ...]:
-        """Atomic numbers and their reference values, if the user gives them."""
-
+    def given_references(self) -> tuple[tuple[int, float], ...]: ...
     @property
-    def derivative(self) -> str:
-        """``forces`` or ``stress`` for a derivative of the energy ``source``; else empty."""
-
+    def derivative(self) -> str: ...
     @property
-    def source(self) -> str:
-        """The energy field that a derivative belongs to."""
-
+    def source(self) -> str: ...
     @property
-    def total(self) -> str | None:
-        """Graph input that nodes add up to; empty: zero; None: nothing."""
-
+    def total(self) -> str | None: ...
     @property
-    def centred(self) -> bool:
-        """False keeps zero and scales all components alike, for relative errors."""
+    def centred(self) -> bool: ...
 
 
 def fit_normalisation(
@@ -64,7 +54,7 @@ def fit_normalisation(
     indices: Int64[ndarray, " chosen"],
     *,
     inputs: Sequence[Field],
-    targets: Sequence[Fitted],
+    targets: Sequence[_Fitted],
     survey: Survey | None = None,
 ) -> Normalisation:
     """Return scales of inputs and targets from the training graphs ``indices``.

@@ -23,22 +23,17 @@ class SkinList:
     pair is so near to the cutoff that rounding decides. Pairs lie on ``device``, and are searched on the host.
     """
 
-    _reach: float
-    """Cutoff and skin of the search; its structure and pairs follow."""
+    _reach: float  # cutoff and skin of the search; its structure and pairs follow
     _positions: Float[ndarray, "nodes 3"]
     _cell: Float[ndarray, "3 3"]
     _periodic: ndarray
     _senders: Int[Tensor, " pairs"]
     _receivers: Int[Tensor, " pairs"]
     _images: Int[Tensor, "pairs 3"]
-    _shifts: Float[Tensor, "pairs 3"]
-    """In the present cell, in Angstrom."""
+    _shifts: Float[Tensor, "pairs 3"]  # Angstrom, in the present cell
     _present: Float[ndarray, "3 3"]
-    """The present cell."""
-    _within: Tensor
-    """True for pairs that are edges now."""
-    _edges: tuple[Topology, Tensor] | None
-    """Topology and shifts of these."""
+    _within: Tensor  # True for pairs that are edges now
+    _edges: tuple[Topology, Tensor] | None  # topology and shifts of these
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
         self.device = torch.device(device)

@@ -131,10 +131,8 @@ class _Source:
     graphs: int
     nodes: Array
     edges: Array | None
-    points: tuple[int, ...]
-    """Points of a grid along each axis."""
-    name: str
-    """Name of the file, in names of graphs."""
+    points: tuple[int, ...]  # of a grid along each axis
+    name: str  # of the file, in names of graphs
 
     def column(self, name: str) -> Array:
         return table_column(self.table, name, self.path)
