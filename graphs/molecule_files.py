@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from hydragnn.base.errors import InputError, MissingPackageError
+from hydragnn.base.errors import InputError, as_missing
 
 QM9_UNITS = {"A": "GHz", "B": "GHz", "C": "GHz", "mu": "D", "alpha": "bohr^3", "homo": "Ha", "lumo": "Ha", "gap": "Ha"}
 QM9_UNITS |= {"r2": "bohr^2", **dict.fromkeys(("zpve", "U0", "U", "H", "G"), "Ha"), "Cv": "cal/mol/K"}
@@ -61,10 +61,8 @@ def molecules_of_sdf(path: Path) -> Iterator[Any]:
 def _molecule_of_v3000(record: str, where: str) -> Any:
     from ase import Atoms
 
-    try:
+    with as_missing("rdkit", "chemistry", f"{where}, V3000"):
         from rdkit import Chem, rdBase
-    except ImportError as error:
-        raise MissingPackageError("rdkit", "chemistry", f"{where}, V3000") from error
     with rdBase.BlockLogs():
         molecule = Chem.MolFromMolBlock(record, sanitize=False, removeHs=False)
     if molecule is None:

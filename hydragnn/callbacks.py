@@ -16,7 +16,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import ConfigDict, PrivateAttr, SerializeAsAny, WrapValidator
 from torch import Tensor
 
-from hydragnn.base.errors import InputError, MissingPackageError
+from hydragnn.base.errors import InputError, as_missing
 from hydragnn.base.files import Check, digest, write_atomically
 from hydragnn.base.imports import class_of_kind
 from hydragnn.base.settings import Settings
@@ -126,10 +126,8 @@ class TensorBoardLogger(TrainingCallback):
 
     def begin(self, run: RunView) -> None:
         """Open the writer, which drops values of epochs to come."""
-        try:
+        with as_missing("tensorboard", "tensorboard", 'callbacks of kind "tensorboard"'):
             from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
-            raise MissingPackageError("tensorboard", "tensorboard", 'callbacks of kind "tensorboard"') from error
         self._writer = SummaryWriter(str(run.folder / "tensorboard"), purge_step=run.epoch + 1)
 
     def epoch(self, run: RunView) -> None:
@@ -160,10 +158,8 @@ class MlflowLogger(TrainingCallback):
 
     def begin(self, run: RunView) -> None:
         """Begin or go on with the folder's run of MLflow."""
-        try:
+        with as_missing("mlflow", "mlflow", 'callbacks of kind "mlflow"'):
             from mlflow import MlflowClient
-        except ImportError as error:
-            raise MissingPackageError("mlflow", "mlflow", 'callbacks of kind "mlflow"') from error
         client = MlflowClient(self.uri or f"sqlite:///{(run.folder / 'mlflow.db').resolve()}")
         known = client.get_experiment_by_name(self.experiment)
         home = known.experiment_id if known else client.create_experiment(self.experiment)
@@ -205,10 +201,8 @@ class WandbLogger(TrainingCallback):
 
     def begin(self, run: RunView) -> None:
         """Begin or go on."""
-        try:
+        with as_missing("wandb", "wandb", 'callbacks of kind "wandb"'):
             import wandb
-        except ImportError as error:
-            raise MissingPackageError("wandb", "wandb", 'callbacks of kind "wandb"') from error
         name = run.folder.resolve().name
         self._run = wandb.init(
             project=self.project,

@@ -6,16 +6,14 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from hydragnn.base.errors import InputError, MissingPackageError, words_of
+from hydragnn.base.errors import InputError, as_missing, words_of
 from hydragnn.datasets.sources.climate_axes import MOST
 
 
 def open_data(path: Path) -> Any:
     """Return the data set of a file; only axes are read."""
-    try:
+    with as_missing("xarray", "climate", str(path)):
         import xarray
-    except ImportError as error:
-        raise MissingPackageError("xarray", "climate", str(path)) from error
     more: Any = {"engine": "zarr", "consolidated": False} if path.is_dir() else {}  # so that what was checked is read
     try:
         for file in [file for name in (".zarray", "zarr.json") for file in path.rglob(name)]:

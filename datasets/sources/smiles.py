@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from hydragnn.base.errors import InputError, MissingPackageError
+from hydragnn.base.errors import InputError, as_missing
 from hydragnn.datasets.sources.base import BuildSettings, Make
 from hydragnn.datasets.sources.fields import FieldSettings
 from hydragnn.datasets.sources.table_files import read_table, stack_rows, table_column
@@ -56,10 +56,8 @@ class SmilesBuild(BuildSettings):
                 yield partial(build._graph, {key: column[row] for key, column in table.items()}, f"{name}#{row}")
 
     def _graph(self, row: dict[str, Any], name: str) -> GraphBatch:
-        try:
+        with as_missing("rdkit", "chemistry", "SMILES"):
             from rdkit import Chem, rdBase
-        except ImportError as error:
-            raise MissingPackageError("rdkit", "chemistry", "SMILES") from error
         smiles = str(row[self.smiles])
         with rdBase.BlockLogs():
             molecule = Chem.MolFromSmiles(smiles)

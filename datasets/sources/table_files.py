@@ -10,7 +10,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hydragnn.base.errors import InputError, MissingPackageError, as_input_error
+from hydragnn.base.errors import InputError, MissingPackageError, as_input_error, as_missing
 from hydragnn.base.limits import check_readable
 from hydragnn.base.places import FOLDERS, matching_files
 from hydragnn.base.shown import text_in_cell
@@ -98,10 +98,8 @@ def _as_csv(path: Path) -> IO[str]:
     """Return a file of CSV, of Parquet with nulls as empty cells."""
     if path.suffix != ".parquet":
         return path.open(newline="", encoding="utf-8-sig")
-    try:
+    with as_missing("pyarrow", "parquet", str(path)):
         from pyarrow import parquet
-    except ImportError as error:
-        raise MissingPackageError("pyarrow", "parquet", str(path)) from error
     columns, text = parquet.ParquetFile(path).read().to_pydict(), io.StringIO()
     csv.writer(text).writerows([[*columns], *zip(*columns.values())])
     return io.StringIO(text.getvalue())

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from hydragnn.base.errors import InputError, MissingPackageError, as_input_error
+from hydragnn.base.errors import InputError, as_input_error, as_missing
 from hydragnn.base.limits import check_claim
 from hydragnn.datasets.sources.base import BuildSettings, Make
 from hydragnn.datasets.sources.meshio_files import read_vti
@@ -134,10 +134,8 @@ def _png(path: Path) -> NDArray[Any]:
 
 def _pages(path: Path, sized: bool) -> tuple[NDArray[Any] | None, Any, str]:
     """Return a TIFF's pages, None for colours; lengths; unit."""
-    try:
+    with as_missing("tifffile", "images", f"reading {path}"):
         from tifffile import TiffFile
-    except ImportError as error:
-        raise MissingPackageError("tifffile", "images", f"reading {path}") from error
     with TiffFile(path) as file:
         axes = file.series[0].axes
         if other := [name for letter, name in (("T", "time"), ("C", "channels")) if letter in axes]:

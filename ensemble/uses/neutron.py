@@ -19,7 +19,7 @@ from ase.data import atomic_masses, atomic_numbers
 from jaxtyping import Float
 
 from hydragnn.base.arguments import check_arguments
-from hydragnn.base.errors import InputError, MissingPackageError, as_input_error, print_note
+from hydragnn.base.errors import InputError, as_input_error, as_missing, print_note
 from hydragnn.base.files import write_atomically
 from hydragnn.ensemble.ensemble import Ensemble, ensemble_of
 from hydragnn.ensemble.estimates.moments import Array
@@ -269,12 +269,10 @@ def _axis(name: str, values: Any, least: float, even: bool) -> Float[Array, " va
 
 def _lengths(atoms: Atoms, own: Mapping[str, float]) -> dict[str, Any]:
     """Return scattering lengths by element; InputError without them, or a crystal."""
-    try:
+    with as_missing("euphonic", "neutron", "a neutron spectrum"):
         import phonopy  # noqa: F401
         from euphonic import ureg
         from euphonic.isotopes import LegacyJsonData
-    except ImportError as error:
-        raise MissingPackageError("euphonic", "neutron", "a neutron spectrum") from error
     crystal = isinstance(atoms, Atoms) and len(atoms) and atoms.pbc.all() and np.isfinite(atoms.positions).all()
     if not crystal or not np.linalg.det(atoms.cell.array) > 1e-6:
         what = getattr(atoms, "symbols", type(atoms).__name__)

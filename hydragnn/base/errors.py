@@ -153,6 +153,15 @@ def own_code(name: str, move: str = "repair it") -> Iterator[None]:
         raise InputError(f"{name} failed: {words_of(error)}; {move}") from error
 
 
+@contextmanager
+def as_missing(package: str, extra: str, purpose: str) -> Iterator[None]:
+    """Turn a failed import in the block into MissingPackageError."""
+    try:
+        yield
+    except ImportError as error:
+        raise MissingPackageError(package, extra, purpose) from error
+
+
 def print_note(sentence: str) -> None:
     """Print a note to stderr."""
     print(f"note: {sentence}", file=sys.stderr, flush=True)

@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float, Int
 from numpy import ndarray
 from scipy.spatial import Delaunay
 
-from hydragnn.base.errors import MissingPackageError
+from hydragnn.base.errors import as_missing
 from hydragnn.graphs import Field, GraphBatch, from_mesh
 from hydragnn.scripts.demo.writing import write_samples
 
@@ -165,11 +165,9 @@ def smooth_fields(generator: np.random.Generator) -> tuple[Any, Any]:
 
 def solve_conduction(plate: Plate, conductivity: Any, source: Any) -> tuple[Float[ndarray, " vertices"], float]:
     """Temperature at the plate's vertices and the integral of source times temperature."""
-    try:
+    with as_missing("scikit-fem", "demo", "the quickstart's plates"):
         from skfem import Basis, BilinearForm, ElementTriP1, LinearForm, MeshTri, condense, solve
         from skfem.helpers import dot, grad
-    except ImportError as error:
-        raise MissingPackageError("scikit-fem", "demo", "the quickstart's plates") from error
 
     def balance(u: Any, v: Any, w: Any) -> Any:
         return conductivity(*w.x) * dot(grad(u), grad(v)) + LOSS * u * v

@@ -10,7 +10,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from hydragnn.base.errors import MissingPackageError
+from hydragnn.base.errors import as_missing
 from hydragnn.base.shown import csv_cell
 from hydragnn.ensemble.estimates.predictions import estimates_of
 from hydragnn.ensemble.prediction.formats.sink import (
@@ -124,11 +124,9 @@ class ParquetSink(CsvSink):
     def __init__(self, path: Path, heading: Heading, folder: Path | None = None) -> None:
         """Raise MissingPackageError without pyarrow."""
         super().__init__(path, heading, folder)
-        try:
+        with as_missing("pyarrow", "parquet", f"--out {path}"):
             import pyarrow
             from pyarrow import parquet
-        except ImportError as error:
-            raise MissingPackageError("pyarrow", "parquet", f"--out {path}") from error
         self.arrow, self.parquet = pyarrow, parquet
         self.writers, self.waiting = dict[str, Any](), list[Piece]()
 
