@@ -6,7 +6,7 @@ import mmap
 import os
 import weakref
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from hydragnn.base.errors import InputError, as_input_error
+from hydragnn.base.errors import InputError
 from hydragnn.base.files import NO_LOCKS
 from hydragnn.datasets.arrays import Array
 from hydragnn.datasets.formats.engine import StoreEngine
@@ -255,9 +255,16 @@ class Hdf5PartReader:
                 return None
             return places.joined(memoryview(self._bytes.content), starts, stops)
 
-    def _reading(self, name: str) -> AbstractContextManager[None]:
+    @contextmanager
+    def _reading(self, name: str) -> Iterator[None]:
         """Turn errors of HDF5 into InputError with the array's name."""
-        return as_input_error(f"{self._path}: {name} cannot be read", "copy the store again")
+        try:
+            yield
+        except InputError:
+            raise
+        except (OSError, KeyError, TypeError, RuntimeError, ValueError) as error:
+            words = " ".join(str(error).split())
+            raise InputError(f"{self._path}: {name} cannot be read ({words}); copy the store again") from error
 
     def _dataset(self, name: str) -> Any:
         """Return an array of this very file; InputError for links and others."""
