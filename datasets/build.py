@@ -117,9 +117,7 @@ def _completed(
             batch = labels_of_part(batch, settings.node_split, part)
         if settings.transform:
             batch = concatenate([_transformed(graph, settings.transform) for graph in unbatch(batch)])
-        if settings.coarsening is None:
-            return batch
-        return concatenate([settings.coarsening.applied(graph) for graph in unbatch(batch)])
+        return batch if settings.coarsening is None else settings.coarsening.applied(batch)
 
 
 def _transformed(graph: GraphBatch, reference: str) -> GraphBatch:

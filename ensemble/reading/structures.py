@@ -25,7 +25,6 @@ from hydragnn.graphs.atomic import from_ase, value_on
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.encodings import ENCODINGS, with_encodings
 from hydragnn.graphs.field import ATOMIC_NUMBERS, Field
-from hydragnn.graphs.joining import concatenate, unbatch
 from hydragnn.graphs.levels import is_levels
 from hydragnn.graphs.problems import cell_problem
 from hydragnn.graphs.search import completed_cell
@@ -63,8 +62,7 @@ class Structures:
         graph = from_ase(
             atoms, self.cutoff, fields=self.fields, keys=keys, max_neighbours=self.max_neighbours, name=name
         )
-        graph = self._completed(graph, keys)
-        return graph if self.coarsening is None else self.coarsening.applied(graph)
+        return self._completed(graph, keys)
 
     @property
     def keeps_fields(self) -> bool:
@@ -104,20 +102,16 @@ class Structures:
         batch = from_ase_together(
             structures, self.cutoff, fields=self.fields, keys=keys, max_neighbours=self.max_neighbours
         )
-        if batch is None:
-            return None
-        batch = self._completed(batch, keys)
-        if self.coarsening is None:
-            return batch
-        return concatenate([self.coarsening.applied(graph) for graph in unbatch(batch)])
+        return None if batch is None else self._completed(batch, keys)
 
     def _completed(self, graph: GraphBatch, keys: Mapping[str, str]) -> GraphBatch:
-        """Return graphs in the units of training, with structural encodings."""
+        """Return graphs in the units of training, with encodings and levels."""
         scales = {one: scale for one, scale in self.scales.items() if keys[one] == self.keys.get(one, one)}
         if scales:
             scaled = {one: (graph[one].double() * scale).to(graph[one].dtype) for one, scale in scales.items()}
             graph = graph.with_fields(scaled)
-        return with_encodings(graph, self.encodings)
+        graph = with_encodings(graph, self.encodings)
+        return graph if self.coarsening is None else self.coarsening.applied(graph)
 
     def key(self, atoms: Atoms, field: Field) -> str:
         """Return the name of a field in a structure."""
