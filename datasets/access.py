@@ -1,6 +1,7 @@
 """Stores as Python users expect them: indices, iteration, loaders, tables."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -52,6 +53,11 @@ def numbers_of(index: Index, graphs: int) -> Int64[ndarray, " chosen"]:
         )
     numbers = values.reshape(-1).astype(np.int64)
     return np.where((numbers < 0) & (numbers >= -graphs), numbers + graphs, numbers)  # others are refused by reading
+
+
+def attribute_at(path: str) -> Any:
+    """Return a property with the value at a path of attributes."""
+    return property(attrgetter(path))
 
 
 class Access(Shown):

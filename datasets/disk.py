@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from hydragnn.base.errors import InputError
 from hydragnn.base.files import allow_many_files, digest
 from hydragnn.base.places import StorePlace, as_path, is_public
-from hydragnn.datasets.access import Access
+from hydragnn.datasets.access import Access, attribute_at
 from hydragnn.datasets.arrays import Array, ArraySpec, FlatGraphs, array_name, array_specs, join, mask_name, offsets_of
 from hydragnn.datasets.fingerprint import fingerprint_of, graph_digests
 from hydragnn.datasets.formats.engine import PartReader, engine_named
@@ -213,6 +213,10 @@ def disk_specs(dim: int, fields: Sequence[Field]) -> dict[str, ArraySpec]:
 class DiskStore(Access):
     """Store of parts on disk; several processes may read it at once."""
 
+    attributes: Mapping[str, Any] = attribute_at("manifest.attributes")
+    dim: int = attribute_at("manifest.dim")
+    fingerprint: str = attribute_at("manifest.fingerprint")
+
     def __init__(self, path: Path, *more: Path) -> None:
         """Open a store, and others whose graphs follow, as one.
 
@@ -236,21 +240,6 @@ class DiskStore(Access):
             self.manifest = replace(self.manifest, parts=infos, fingerprint=prints, attributes=notes)
         self._sizes: Sizes | None = None
         self._first = offsets_of(np.array([part.info.graphs for part in self.parts], dtype=np.int64))
-
-    @property
-    def attributes(self) -> Mapping[str, Any]:
-        """JSON values about the whole store."""
-        return self.manifest.attributes
-
-    @property
-    def dim(self) -> int:
-        """Spatial dimension of positions."""
-        return self.manifest.dim
-
-    @property
-    def fingerprint(self) -> str:
-        """Hash of the content; equal for equal graphs whatever the backend."""
-        return self.manifest.fingerprint
 
     def place_and_time(self) -> str:
         """Return a hash of the path, sizes and times of the files.

@@ -9,7 +9,7 @@ from jaxtyping import Bool, UInt8
 from numpy import ndarray
 
 from hydragnn.base.files import digest
-from hydragnn.datasets.access import Access
+from hydragnn.datasets.access import Access, attribute_at
 from hydragnn.datasets.disk import DiskStore
 from hydragnn.datasets.store import Column, GraphStore, Numbers, Sizes, read_checked
 from hydragnn.graphs.batch import GraphBatch
@@ -22,18 +22,12 @@ from hydragnn.graphs.topology import Topology
 class View(Access):
     """Store that says of itself what another one does."""
 
+    attributes: Mapping[str, Any] = attribute_at("store.attributes")
+    dim: int = attribute_at("store.dim")
+    texts: Mapping[str, Texts] = attribute_at("store.texts")
+
     def __init__(self, store: GraphStore) -> None:
         self.store = store
-
-    @property
-    def attributes(self) -> Mapping[str, Any]:
-        """Return the attributes of the store."""
-        return self.store.attributes
-
-    @property
-    def dim(self) -> int:
-        """Return the dimension of the store."""
-        return self.store.dim
 
     @property
     def fingerprint(self) -> str:
@@ -54,11 +48,6 @@ class View(Access):
     def digests(self) -> UInt8[ndarray, "graphs 16"]:
         """Return the digests of the store."""
         return self.store.digests()
-
-    @property
-    def texts(self) -> Mapping[str, Texts]:
-        """Return the texts of the store."""
-        return self.store.texts
 
     def column(self, name: str, start: int = 0, stop: int | None = None) -> Column:
         """Return a field of consecutive graphs."""

@@ -9,7 +9,7 @@ from jaxtyping import Int64, UInt8
 from numpy import ndarray
 
 from hydragnn.base.errors import InputError
-from hydragnn.datasets.access import Access
+from hydragnn.datasets.access import Access, attribute_at
 from hydragnn.datasets.arrays import FlatGraphs, array_name, flat_graphs, mask_name
 from hydragnn.datasets.fingerprint import fingerprint_of, graph_digests
 from hydragnn.datasets.gather import gather
@@ -24,6 +24,9 @@ class MemoryStore(Access):
     """Graphs in flat arrays in memory; reading costs microseconds per graph."""
 
     in_memory = True
+    attributes: Mapping[str, Any] = attribute_at("_attributes")
+    dim: int = attribute_at("flat.dim")
+    texts: Mapping[str, Texts] = attribute_at("flat.texts")
 
     def __init__(
         self, graphs: GraphBatch | Sequence[GraphBatch] | FlatGraphs, attributes: Mapping[str, Any] | None = None
@@ -40,16 +43,6 @@ class MemoryStore(Access):
             self.flat = flat_graphs(batch, tuple(batch.fields.values()))
         self._attributes = dict(attributes or {})
         self._digests: UInt8[ndarray, "graphs 16"] | None = None
-
-    @property
-    def attributes(self) -> Mapping[str, Any]:
-        """JSON values about the whole store."""
-        return self._attributes
-
-    @property
-    def dim(self) -> int:
-        """Spatial dimension of positions."""
-        return self.flat.dim
 
     @cached_property
     def fingerprint(self) -> str:
@@ -72,11 +65,6 @@ class MemoryStore(Access):
     def sizes(self) -> Sizes:
         """Nodes and edges of every graph."""
         return Sizes(nodes=np.diff(self.flat.node_offsets), edges=np.diff(self.flat.edge_offsets))
-
-    @property
-    def texts(self) -> Mapping[str, Texts]:
-        """One text per graph and key."""
-        return self.flat.texts
 
     def read(self, indices: Numbers, fields: Collection[str] | None = None) -> GraphBatch:
         """Return these graphs in this order, repeats allowed, with the named fields."""
