@@ -26,13 +26,10 @@ class Columns:
         if not self.labels:
             raise InputError(f"{path} has no samples; copy it again, or check where it comes from")
         self.attributes = {name: as_json(name, value) for name, value in attributes.items()}
-        self.offsets: dict[str, NDArray[np.int64]] = {}
-        """First row of every graph, by key, and the end."""
-        self.shapes: dict[str, tuple[int, ...]] = {}
-        """Shapes of a row."""
+        self.offsets: dict[str, NDArray[np.int64]] = {}  # first row of every graph, by key, and the end
+        self.shapes: dict[str, tuple[int, ...]] = {}  # of a row
         self.dtypes: dict[str, np.dtype[Any]] = {}
-        self.left_out: dict[str, str] = {}
-        """Keys that are not read, and why."""
+        self.left_out: dict[str, str] = {}  # keys that are not read, and why
         self._arrays: dict[str, Array] = {}
 
     def __len__(self) -> int:
