@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -29,21 +28,17 @@ def isolated_atoms(path: Path, key: str) -> dict[str, float]:
         symbol = str(atoms.symbols[0])
         if symbol in energies:
             raise InputError(f"{where}: {symbol} comes a second time; keep one isolated atom of each element")
-        energies[symbol] = _energy(atoms, key, where)
+        entries = {**atoms.info, **getattr(atoms.calc, "results", {})}
+        value = np.asarray(entries.get(key), dtype=object)
+        if value.size != 1 or not isinstance(value.item(), int | float | np.number) or not np.isfinite(value.item()):
+            raise InputError(
+                f"{where}: no number under {key}, the field that is predicted; it has {', '.join(sorted(entries)) or 'nothing'}. "
+                "Rename the key, or give a table of one energy per element"
+            )
+        energies[symbol] = float(value.item())
     if not energies:
         raise InputError(f"{path} holds no structure; name a file of isolated atoms")
     return energies
-
-
-def _energy(atoms: Any, key: str, where: str) -> float:
-    entries = {**atoms.info, **getattr(atoms.calc, "results", {})}
-    value = np.asarray(entries.get(key), dtype=object)
-    if value.size != 1 or not isinstance(value.item(), int | float | np.number) or not np.isfinite(value.item()):
-        raise InputError(
-            f"{where}: no number under {key}, the field that is predicted; it has {', '.join(sorted(entries)) or 'nothing'}. "
-            "Rename the key, or give a table of one energy per element"
-        )
-    return float(value.item())
 
 
 def by_atomic_number(energies: Mapping[str, float]) -> tuple[tuple[int, float], ...]:

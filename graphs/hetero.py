@@ -15,8 +15,6 @@ from hydragnn.graphs.pyg import torch_geometric
 from hydragnn.graphs.validate import field_values
 
 NODE_KIND = "node_kind"  # categorical node field: which kind of node it is
-
-
 RELATION = "relation"
 
 

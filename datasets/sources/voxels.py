@@ -116,20 +116,17 @@ def read_image(
     with as_input_error(f"{path} cannot be read as an image", "give .npy, .tif or .png"):
         if suffix in TIFF:
             image, lengths, unit = _pages(path, sized)
+        elif suffix == ".npy":
+            image = np.load(path, allow_pickle=False)
         else:
-            image = np.load(path, allow_pickle=False) if suffix == ".npy" else _png(path)
+            from PIL import Image
+
+            with Image.open(path) as file:
+                check_claim(path, file.width * file.height)
+                image = np.asarray(file)
     if image is None or image.dtype == np.bool_ or (suffix == ".png" and image.ndim > 2):
         raise InputError(f"{path} holds colours or a mask; give labels: one whole number per voxel, that of its grain")
     return np.asarray(image), lengths, unit
-
-
-def _png(path: Path) -> NDArray[Any]:
-    """Return the pixels of a PNG."""
-    from PIL import Image
-
-    with Image.open(path) as file:
-        check_claim(path, file.width * file.height)
-        return np.asarray(file)
 
 
 def _pages(path: Path, sized: bool) -> tuple[NDArray[Any] | None, Any, str]:
