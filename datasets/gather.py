@@ -70,15 +70,16 @@ def gather(flat: FlatGraphs, indices: Int64[ndarray, " chosen"], names: Collecti
     base = nodes[:-1].astype(np.int32 if most < 2**31 else np.int64).repeat(np.diff(edges))
     sender, receiver = (torch.from_numpy((one + base).astype(np.int64, copy=False)) for one in ends)
     specs = array_specs(some.dim, some.fields)
-    tensors = {name: torch.from_numpy(some.full(spec)) for name, spec in specs.items() if name not in ENDS}
+    values = {name: arrays[name] if name in arrays else some.full(spec) for name, spec in specs.items()}  # of any dtype
+    tensors = {name: torch.from_numpy(array) for name, array in values.items() if name not in ENDS}
 
     def on(location: Location) -> dict[str, torch.Tensor]:
         return {field.name: tensors[array_name(field)] for field in some.fields if field.on == location}
 
     masks = {field.name: arrays[mask_name(field)] for field in some.fields if mask_name(field) in arrays}
     for field in some.fields:
-        values = tensors[array_name(field)].numpy()
-        if field.role == "target" and field.name not in masks and _lacks_labels(values, field):
+        own = values[array_name(field)]
+        if field.role == "target" and field.name not in masks and _lacks_labels(own, field):
             masks[field.name] = np.ones(len(some), dtype=np.bool_)  # a mask says that some labels are missing
     return GraphBatch(
         positions=tensors["positions"],
