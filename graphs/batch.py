@@ -6,6 +6,7 @@ from dataclasses import field as member
 from operator import index
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -15,6 +16,7 @@ from hydragnn.base.shown import Shown
 from hydragnn.graphs.coarse import Levels
 from hydragnn.graphs.field import LOCATIONS, Field, Location, is_labelled
 from hydragnn.graphs.halo import Halo
+from hydragnn.graphs.search import Pairs, completed_cell, pairs_within
 from hydragnn.graphs.texts import NAME, Texts, label
 from hydragnn.graphs.topology import HasTensors, Topology, map_tensors, note_ascending, reverse_of
 
@@ -434,6 +436,15 @@ def edge_vectors(batch: GraphBatch) -> Float[Tensor, "edges dim"]:
     sender = batch.positions.index_select(0, batch.senders)
     receiver = batch.positions.index_select(0, batch.receivers)
     return sender + batch.edge_shifts - receiver
+
+
+def pairs_of_graph(batch: GraphBatch, graph: int, cutoff: float, name: str = "graph") -> Pairs:
+    """Return all pairs of a graph's nodes within a cutoff, as ``pairs_within``."""
+    first, stop = batch.node_offsets[graph : graph + 2].tolist()
+    places, periodic = np.zeros((stop - first, 3)), batch.periodic[graph].cpu().numpy()
+    places[:, : batch.dim] = batch.positions[first:stop].detach().cpu().numpy()
+    cell = completed_cell(batch.cell[graph].detach().cpu().double().numpy(), periodic, name)
+    return pairs_within(places, cell, periodic, cutoff, name)
 
 
 def volumes(batch: GraphBatch) -> Float[Tensor, " graphs"]:

@@ -10,9 +10,8 @@ from jaxtyping import Int64
 from numpy import ndarray
 from numpy.typing import NDArray
 
-from hydragnn.graphs.batch import GraphBatch, volumes
+from hydragnn.graphs.batch import GraphBatch, pairs_of_graph, volumes
 from hydragnn.graphs.field import ATOMIC_NUMBERS
-from hydragnn.graphs.search import Pairs, completed_cell, pairs_within
 
 PLACE = 1e-8  # nodes nearer than this part of the extent of their graph lie at one place
 BOND = 1.25  # atoms nearer than so many times the sum of their covalent radii are bonded
@@ -182,15 +181,6 @@ def _has_cut_bond(batch: GraphBatch, graph: int, labels: NDArray[np.int32], offs
     first, second, _, lengths = pairs_of_graph(batch, graph, BOND * 2 * float(radii.max()))
     bonded = lengths < BOND * (radii[first] + radii[second])
     return bool((labels[own][first[bonded]] != labels[own][second[bonded]]).any())
-
-
-def pairs_of_graph(batch: GraphBatch, graph: int, cutoff: float, name: str = "graph") -> Pairs:
-    """Return all pairs of a graph's nodes within a cutoff, as ``pairs_within``."""
-    first, stop = batch.node_offsets[graph : graph + 2].tolist()
-    places, periodic = np.zeros((stop - first, 3)), batch.periodic[graph].cpu().numpy()
-    places[:, : batch.dim] = batch.positions[first:stop].detach().cpu().numpy()
-    cell = completed_cell(batch.cell[graph].detach().cpu().double().numpy(), periodic, name)
-    return pairs_within(places, cell, periodic, cutoff, name)
 
 
 def _with_common_ends(batch: GraphBatch) -> NDArray[np.int64] | slice:

@@ -13,8 +13,8 @@ from numpy import ndarray
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hydragnn.graphs.batch import GraphBatch, edge_vectors, graph_label
-from hydragnn.graphs.defects import edge_codes, pairs_of_graph
+from hydragnn.graphs.batch import GraphBatch, edge_vectors, graph_label, pairs_of_graph
+from hydragnn.graphs.defects import edge_codes
 from hydragnn.graphs.field import ATOMIC_NUMBERS, MISSING_CLASS, Field, Location, is_labelled
 from hydragnn.graphs.levels import CLUSTERS, cluster_problems, is_levels
 from hydragnn.graphs.search import spans_volume

@@ -9,8 +9,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from hydragnn.base.errors import InputError
-from hydragnn.graphs.batch import GraphBatch
-from hydragnn.graphs.defects import pairs_of_graph
+from hydragnn.graphs.batch import GraphBatch, pairs_of_graph
 from hydragnn.graphs.field import Location
 from hydragnn.graphs.search import edge_order
 from hydragnn.graphs.topology import Topology

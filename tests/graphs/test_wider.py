@@ -105,7 +105,7 @@ def test_vectors_follow_positions_and_cell() -> None:
 
 def test_pairs_are_searched_once_for_a_batch_and_anew_where_its_nodes_moved(monkeypatch: pytest.MonkeyPatch) -> None:
     search = Mock(side_effect=pairs_within)
-    monkeypatch.setattr("hydragnn.graphs.defects.pairs_within", search)
+    monkeypatch.setattr("hydragnn.graphs.batch.pairs_within", search)
     batch = graph("molecule")
     first, second = wider(batch, 2.0), wider(batch, 2.0)
     assert torch.equal(first.senders, second.senders) and search.call_count == 1
