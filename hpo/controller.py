@@ -28,7 +28,7 @@ from hydragnn.hpo.launching.allocation_launcher import Launcher
 from hydragnn.hpo.launching.launcher import Begun, Exit, Report, Task
 from hydragnn.hpo.launching.progress import AttemptProgress
 from hydragnn.hpo.launching.verdict import verdict
-from hydragnn.hpo.objective import goals_of
+from hydragnn.hpo.objective import goals_of, quantity_text
 from hydragnn.hpo.sampling.proposals import Proposals
 from hydragnn.hpo.scheduling import events
 from hydragnn.hpo.scheduling.events import Action, Cancel, Event, Plan, Probe, Propose, Settle, Start
@@ -78,7 +78,7 @@ class Controller:
         self._estimates = Estimates(space)
         self.state = replay(out / JOURNAL, self._estimates.follow)
         self._files = ThreadPoolExecutor(FILES, "files")
-        objectives = len(goals_of(settings.search.objective))
+        objectives = [quantity_text(goal.of) for goal in goals_of(settings.search.objective)]
         self._study_log = StudyLog(out / STUDY_LOG, space, self.state, self._files, objectives)
         log = out / SAMPLER_LOG
         self._proposals = Proposals(settings, space, enqueued, self.state, self._estimates, log, launcher.wake)

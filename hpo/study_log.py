@@ -9,7 +9,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Executor, Future
 from contextlib import suppress
 from pathlib import Path
@@ -40,7 +40,7 @@ OUTCOMES = {
 class StudyLog:
     """Writer of ``optuna.log``, made afresh by every controller."""
 
-    def __init__(self, path: Path, space: Space, state: State, files: Executor, objectives: int = 1) -> None:
+    def __init__(self, path: Path, space: Space, state: State, files: Executor, objectives: Sequence[str]) -> None:
         """``files`` writes, beside everything else."""
         self._space, self._files = space, files
         self._flushing: Future[None] | None = None
@@ -53,8 +53,9 @@ class StudyLog:
         verbosity = optuna.logging.get_verbosity()
         optuna.logging.set_verbosity(optuna.logging.WARNING)  # "A new study created"
         name = path.parent.resolve().name
-        directions = [optuna.study.StudyDirection.MINIMIZE] * objectives
+        directions = [optuna.study.StudyDirection.MINIMIZE] * len(objectives)
         self._study = self._storage.create_new_study(directions, name)
+        self._storage.set_study_system_attr(self._study, "study:metric_names", [*objectives])
         optuna.logging.set_verbosity(verbosity)
         self._lines.flush()
 
@@ -116,6 +117,9 @@ class StudyLog:
         if trial.reason is not None:
             self._storage.set_trial_user_attr(trial_id, "failure", trial.reason)
         values = None if trial.value is None or outcome == TrialState.FAIL else [*trial.values_at(-1)]
+        excess = [one - bound for one, bound in zip(values or [], state.plan.bounds) if bound is not None]
+        if excess:
+            self._storage.set_trial_system_attr(trial_id, "constraints", excess)
         self._storage.set_trial_state_values(trial_id, outcome, values)
 
     def _template(self, trial: Trial) -> FrozenTrial:

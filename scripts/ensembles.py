@@ -57,12 +57,12 @@ def bounds_from(texts: Sequence[str]) -> dict[str, float]:
     """
     bounds = {}
     for text in texts:
-        name, _, number = text.rpartition("=")
+        name, _, number = (part.strip() for part in text.rpartition("="))
         try:
             bounds[name] = float(number)
         except ValueError:
             bounds[name] = math.nan
-        if not name or math.isnan(bounds[name]):
+        if not name or not math.isfinite(bounds[name]):
             raise InputError(f"--at-most {text!r} is no bound; give OBJECTIVE=NUMBER, such as cost/ms_per_graph=2")
     return bounds
 

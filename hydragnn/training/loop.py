@@ -97,13 +97,19 @@ def take_step(state: TrainState, share: Share, context: TrainingContext, rate: f
     """
     with context.counting(share):
         loss = gradient_of_share(state, share, context)
-        with phase("optimizer"):
-            norm = state.parameters.clip()
-            state.parameters.step(rate)
-            state.step += 1
-            state.steps += 1
-            state.parameters.average(state.steps)
+        norm = update(state, rate)
     return StepResult(step=state.step, loss=loss, norm=norm)
+
+
+@phase("optimizer")
+def update(state: TrainState, rate: float) -> Tensor:
+    """Move the weights along their gradient; return its norm."""
+    norm = state.parameters.clip()
+    state.parameters.step(rate)
+    state.step += 1
+    state.steps += 1
+    state.parameters.average(state.steps)
+    return norm
 
 
 def gradient_of_share(state: TrainState, share: Share, context: TrainingContext) -> Tensor:

@@ -149,7 +149,7 @@ def task_chapter(facts: Facts) -> Section:
         lead.append(f"This is branch {facts.branch}: its models share their trunk with {join(others)}.")
     if campaign is not None:
         settings, sampler = campaign.history.settings, campaign.history.sampler
-        words = f"Search {settings.search.trials} configurations for the smallest {campaign.objective}"
+        words = f"Search {settings.search.trials} configurations for the smallest {join(campaign.objectives)}"
         lead.append(f"{words} (sampler: {sampler}).")
         if settings.left_out:
             lead.append(f"Architectures that cannot do this were left out: {left_out_words(settings.left_out)}.")

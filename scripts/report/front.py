@@ -67,6 +67,8 @@ def volume(campaign: Campaign) -> Figure | None:
     if not campaign.bounds or len(finished) < 2:
         return None
     points = [trial.objectives for trial in finished]
+    if not front_of(points, campaign.bounds):
+        return None
     reference = tuple(max(column) for column in zip(*points))
     course = [
         hypervolume([points[one] for one in front_of(points[:count], campaign.bounds)], reference)

@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 
 from hydragnn.hpo import TrialHistory
+from hydragnn.hpo.fronts import violation
 from hydragnn.hpo.status.facts import TRIALS, counts_text, duration
 from hydragnn.record import RunRecord
 from hydragnn.scripts.report import canvas
@@ -19,7 +20,7 @@ from hydragnn.scripts.report.effects import effects
 from hydragnn.scripts.report.facts import Campaign, Facts, failure_kind
 from hydragnn.scripts.report.front import front, front_table, objective_of, settings_of, volume
 from hydragnn.scripts.report.training import curve
-from hydragnn.scripts.report.words import measured, plain_number
+from hydragnn.scripts.report.words import join, measured, plain_number
 
 BEST_TRIALS = 10
 DOTS, LINES = 2000, 400
@@ -32,11 +33,14 @@ def chapter(facts: Facts) -> Section | None:
     if campaign is None:
         return None
     best, trials = campaign.best, campaign.history.trials
-    lead = f"{len(trials)} trials: {counts_text(Counter(trial.status for trial in trials)) or 'no trials'}. " + (
-        f"The best is trial {best.number} with {campaign.objective} = {plain_number(best.value or 0.0)}."
-        if best
-        else "None has a result yet."
-    )
+    lead = f"{len(trials)} trials: {counts_text(Counter(trial.status for trial in trials)) or 'no trials'}. "
+    if best:
+        near = ", the nearest, since none meets all bounds" if violation(best.objectives, campaign.bounds) else ""
+        pairs = zip(campaign.objectives, best.objectives)
+        values = join([f"{name} = {plain_number(value)}" for name, value in pairs])
+        lead += f"The best is trial {best.number} with {values}{near}."
+    else:
+        lead += "None has a result yet."
     effects_drawn, effects_table = effects(campaign)
     return Section(
         "search",

@@ -26,7 +26,7 @@ PARTS: dict[str, tuple[str, str, float, str]] = {
     "collectives": ("collectives of ranks", canvas.FAIR, 0.7, "raise batch.max_graphs, or take fewer ranks per trial"),
     "gaps": ("gaps in the GPU's work", canvas.FAIR, 0.55, 'set train.graphs = "on", or raise batch.max_graphs'),
     "other": ("start and host", canvas.FAIR, 0.4, "train longer after each start, or raise batch.max_graphs"),
-    "overhead": (USES["overhead"], canvas.MUTED, 0.7, "take fewer rungs, since each of them starts anew"),
+    "overhead": (USES["overhead"], canvas.MUTED, 0.7, "take fewer rungs or longer trainings, since each start takes its time"),
     "faults": (USES["faults"], canvas.POOR, 1.0, "see the table of faults"),
     "out": (USES["out"], canvas.POOR, 0.4, "ask for other nodes; the chart shows which were kept out"),
     "idle": (USES["idle"], canvas.RULE, 1.0, "raise search.trials or search.finalists, or take fewer nodes or workers"),

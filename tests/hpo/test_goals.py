@@ -1,15 +1,18 @@
 """Searches with several objectives: fronts, rungs, samplers, results and ensembles."""
 
-import json
 import math
 import re
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
+import optuna
 import pytest
 from campaigns import Search, course
 from clockwork import after
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
 
 from hydragnn.base.errors import InputError
 from hydragnn.hpo import campaign_history, finished_runs
@@ -25,9 +28,11 @@ from hydragnn.hpo.space.points import Point, is_point, point_key, space_of
 from hydragnn.hpo.status.facts import campaign_status
 from hydragnn.hpo.status.view import status_rows
 from hydragnn.record import Failure, RunRecord, write_record
-from hydragnn.scripts.ensembles import members_of
-from hydragnn.scripts.report.facts import Campaign
+from hydragnn.scripts.ensembles import bounds_from, members_of
+from hydragnn.scripts.report.facts import Campaign, Facts
 from hydragnn.scripts.report.front import front, front_table, volume
+from hydragnn.scripts.report.search import chapter
+from hydragnn.scripts.report.words import plain_number
 
 GOALS: list[Any] = ["valid/loss", {"of": "cost/parameters", "at_most": 6000.0}]
 UNIT = {"type": "float", "low": 0.0, "high": 1.0}
@@ -242,8 +247,10 @@ def test_a_campaign_shows_its_front_and_an_ensemble_takes_it(search: Search, tmp
     assert campaign_status(tmp_path / "c").front == result.front
     assert "<th>cost/parameters</th><th>model.hidden_dim</th>" in result._repr_html_()
     assert [row["cost/parameters"] for row in result.shown()["front"]] == [one.others[0] for one in result.front]
-    log = [json.loads(line) for line in (tmp_path / "c" / "optuna.log").read_text().splitlines()]
-    assert log[0]["directions"] == [1, 1] and any(line.get("values") and len(line["values"]) == 2 for line in log)
+    storage = JournalStorage(JournalFileBackend(str(tmp_path / "c" / "optuna.log")))
+    study = optuna.load_study(study_name="c", storage=storage)
+    assert study.metric_names == ["valid/loss", "cost/parameters"]
+    assert sorted(one.number for one in study.best_trials) == expected
     choice = chosen(tmp_path / "c", None)
     assert [int(folder.name) for folder in choice.folders] == shown
     bound = max(one.others[0] for one in result.front) - 1
@@ -349,6 +356,19 @@ def test_a_bound_that_nothing_meets_ends_with_the_nearest(search: Search, tmp_pa
     assert status_rows(result)["front"] == [
         "valid/loss, cost/parameters: no finished trial meets all bounds; the best is nearest"
     ]
+    campaign = Campaign(history=campaign_history(tmp_path / "c"), records={}, importances={})
+    assert volume(campaign) is None
+    near = f"cost/parameters = {plain_number(least)}, the nearest, since none meets all bounds"
+    assert near in chapter(Mock(spec=Facts, campaign=campaign)).lead  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    "text", ["cost/parameters=inf", "cost/parameters=nan", "cost/parameters=2 ms", "=2", "cost/parameters"]
+)
+def test_a_bound_without_a_number_is_refused(text: str) -> None:
+    with pytest.raises(InputError, match="is no bound; give OBJECTIVE=NUMBER"):
+        bounds_from(["cost/parameters = 2", text])
+    assert bounds_from(["cost/parameters = 2"]) == {"cost/parameters": 2.0}
 
 
 def test_a_constant_objective_changes_nothing(search: Search, tmp_path: Path) -> None:

@@ -105,7 +105,28 @@ def test_all_steps_of_a_device_are_divided_as_the_few_that_wait_for_it(
     assert phases["forward"] + phases["backward"] + phases.get("data", 0.0) <= steps * 1.0001
     assert phases["forward"] + phases["backward"] > 0.95 * steps
     assert 3 <= waits <= 10 * (1 + ends // EVERY), "all other steps wait for nothing"
-    assert not Clock.running.waits
+    assert not Clock.running.weight
+
+
+def test_a_host_divides_few_later_steps_and_all_time_counts(machine: Machine) -> None:
+    looks = 0
+
+    def look() -> float:
+        nonlocal looks
+        looks += 1
+        return machine.now
+
+    Clock.running.now = look
+    for _ in range(2):
+        for number in steps_of(waiting_for(machine, 1000, 0.5)):
+            with phase("forward"):
+                machine.compute(1.0)
+                phase("backward")(machine.compute)(2.0 + number % 2)
+            machine.compute(0.5)
+    assert looks < 2000, "four of every step that is divided, and a phase more where one ends"
+    phases = Clock.running.phases()
+    assert sum(phases.values()) == pytest.approx(8000.0, rel=0.02)
+    assert phases == pytest.approx({"data": 1000.0, "forward": 2000.0, "backward": 5000.0}, rel=0.03)
 
 
 def test_replays_are_divided_as_the_host_computed_before_they_were_recorded(machine: Machine) -> None:

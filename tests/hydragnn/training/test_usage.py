@@ -143,7 +143,9 @@ def test_joules_are_sums_over_segments_and_ranks_or_nothing(
     used: Usage, own: float | None, ranks: Ranks, joules: float | None, source: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stopwatch = Stopwatch(Cost(seconds=4.0 * (used != Usage())), used, ranks, meter_of(own))
-    stopwatch.work.rates, stopwatch.work.costs = {0: (4.5, 1.0)}, Sums({0: 2})
+    work = stopwatch.work
+    work.rates = {0: (4.5, 1.0)}
+    work.costs, work.seen, Clock.running.steps = Sums({0: 1}), 2, 4
     stopwatch.share_usage()
     stopwatch.start -= 4.0
     usage = stopwatch.usage({"forward": 1.0})
