@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from hydragnn.base.clock import steps_of
 from hydragnn.kernels import counting
 from hydragnn.kernels.counting import Counter
 from hydragnn.runs.counting import StepWork
@@ -53,7 +54,7 @@ def test_a_counted_step_has_the_bits_of_others(kind: str, settings: dict[str, An
         config, work = make_config(kind, **settings), StepWork()
         run = assembled(config, STORE, DTYPES[config.train.precision])
         context = replace(run.context, counting=work.counting) if counts else run.context
-        for share in run.data.epoch(0):
+        for share in steps_of(run.data.epoch(0)):
             take_step(run.state, share, context, 1e-3)
         states.append((run.state.tensors(), run.state.totals, torch.random.get_rng_state()))
     assert min(work.totals) > 0
