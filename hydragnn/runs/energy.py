@@ -30,8 +30,12 @@ class Counter(NamedTuple):
 
 
 def numbers_in(paths: Sequence[Path], unit: float = 1.0) -> list[float]:
-    """Return the number at the start of every file."""
-    return [float(path.read_text(encoding="ascii").split()[0]) * unit for path in paths]
+    """Return the number at the start of every file; ValueError for others, and for units but joules."""
+    words = [path.read_text(encoding="ascii").split() for path in paths]
+    numbers = [float(number) * unit for number, *_ in words]
+    if not all(map(math.isfinite, numbers)) or any(one[1:2] not in ([], ["J"]) for one in words):
+        raise ValueError("no finite numbers of joules")
+    return numbers
 
 
 def counters(device: torch.device, sharing: int, root: Path) -> Iterator[Counter]:

@@ -113,6 +113,7 @@ NOTHING: list[tuple[str, torch.device, dict[str, Any]]] = [
     ("a zone without a name", CPU, {f"{RAPL}0/energy_uj": 1}),
     ("another board", CPU, zone("0", "psys", 1)),
     ("not a number", CPU, {NODE: "No data"}),
+    *((text, CPU, {NODE: text}) for text in ("nan J", "inf J", "1.5 kJ", "12 W 9 us", "")),
     ("processors beside a GPU", GPU, zone("0", "package-0", 1)),
 ]
 
@@ -124,10 +125,12 @@ def test_without_a_counter_nothing_is_measured(machine: Files, device: torch.dev
     assert str(Meter(device, 1, machine.root).values()[0]) == "nan"
 
 
-def test_a_counter_that_vanishes_makes_the_joules_unknown(machine: Files) -> None:
+@pytest.mark.parametrize("later", [None, "inf J", "nan J", "5 kJ", ""])
+def test_a_counter_that_vanishes_makes_the_joules_unknown(machine: Files, later: str | None) -> None:
     machine.write({NODE: "5000 J"})
     meter = Meter(CPU, 1, machine.root)
     (machine.root / NODE).unlink()
+    machine.write({} if later is None else {NODE: later})
     assert str(meter.values()[0]) == "nan"
     machine.write({NODE: "6000 J"})
     assert str(meter.values()[0]) == "nan", "what was used meanwhile is unknown"
