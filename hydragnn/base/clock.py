@@ -6,7 +6,9 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import wraps
 from typing import ClassVar, ParamSpec, TypeVar
 
-T, P, R = TypeVar("T"), ParamSpec("P"), TypeVar("R")
+T = TypeVar("T")
+P = ParamSpec("P")
+R = TypeVar("R")
 
 WHOLE = ("validation", "saving")
 """Phases that nothing inside divides."""
