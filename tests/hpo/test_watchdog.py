@@ -174,7 +174,7 @@ def test_a_scheduler_that_hangs_is_asked_again_and_counts_as_not_answering(
     harness = witness("n1", "n2")
     harness.says("n1 mixed\nn2 mixed\n")
     watch = harness.watch
-    monkeypatch.setattr(watch._of_nodes, "_command", ["sleep", "60"])
+    monkeypatch.setattr(watch._of_nodes, "command", ["sleep", "60"])
     clock.now += 10.0
     assert watch.changes() == {} and watch.answering
     first = watch._of_nodes._asked
