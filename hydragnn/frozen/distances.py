@@ -90,6 +90,8 @@ class _SchNetConvolution(nn.Module):
         self.cutoff, self.sign, self.edges = settings.required("radius"), 1 - 2 * settings.reversed_steps, edge_dim > 0
         with torch.device("cpu"):  # they read their constants
             softplus = torch_geometric("nn.models.schnet").ShiftedSoftplus()
+        if not settings.single_constants:
+            softplus.shift = math.log(2)
         self.nn = nn.Sequential(nn.Linear(gaussians + edge_dim, filters), softplus, nn.Linear(filters, filters))
         self.lin1, self.lin2 = nn.Linear(in_dim, filters, bias=False), nn.Linear(filters, out_dim)
         last = nn.Linear(filters, 1, bias=False)
@@ -135,6 +137,8 @@ class SchNet(FrozenModel):
         count, radius = self.settings.required("num_gaussians"), self.settings.required("radius")
         with torch.device("cpu"):
             self.distance_expansion = torch_geometric("nn.models.schnet").GaussianSmearing(0.0, radius, count)
+        if not self.settings.single_constants:
+            self.distance_expansion.coeff = -0.5 * ((count - 1) / radius) ** 2
 
     def _layer(self, in_dim: int, out_dim: int, *, number: int, last: bool, edge_dim: int) -> nn.Module:
         moves = self.settings.equivariance and not last

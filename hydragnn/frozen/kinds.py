@@ -61,14 +61,9 @@ def build(settings: FrozenSettings, weights: Mapping[str, Tensor], dtype: torch.
     """Return the model with its weights; InputError where they do not fit."""
     kind = KINDS[settings.kind]
     tensors = translated(weights, settings.generation)
-    default = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float32 if settings.single_constants else dtype)  # constants are created in it
-    try:
-        with torch.device("meta"):  # nothing is allocated before sizes are found to fit
-            load(kind(settings), tensors)
-        model = kind(settings)
-    finally:
-        torch.set_default_dtype(default)
+    with torch.device("meta"):  # nothing is allocated before sizes are found to fit
+        load(kind(settings), tensors)
+    model = kind(settings)
     load(model, {name: tensor.clone() for name, tensor in tensors.items()})
     return model.to(dtype)
 

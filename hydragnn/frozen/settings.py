@@ -270,18 +270,27 @@ def arithmetic_of(kind: str, generation: str) -> dict[str, bool]:
     return {flag: generation in kinds.get(kind, kinds.get("*", ())) for flag, kinds in ARITHMETIC.items()}
 
 
-def variables_of(config: Mapping[str, Any]) -> tuple[list[str], list[int], int]:
+def variables_of(config: Mapping[str, Any]) -> tuple[list[Any], list[int], int]:
     """Return level and width of every output, and inputs of a node."""
     if "Variables" in config:
         outputs, inputs = config["Variables"]["outputs"], config["Variables"]["inputs"]
         nodes = [one["dim"] for one in inputs if one["level"] == "node" and one.get("role") != "position"]
         return [one["level"] for one in outputs], [one["dim"] for one in outputs], sum(nodes)
     variables = config["NeuralNetwork"]["Variables_of_interest"]
-    levels, dims = variables["type"], variables.get("output_dim")
-    if dims is None:
-        places = zip(levels, variables["output_index"])
-        dims = [config["Dataset"][f"{level}_features"]["dim"][index] for level, index in places]
+    levels, widths = variables["type"], {level: features_of(config, level)[1] for level in ("node", "graph")}
+    dims = variables.get("output_dim") or [
+        (*widths[level][index : index + 1], 1)[0] for level, index in zip(levels, variables["output_index"])
+    ]
     return levels, dims, len(variables["input_node_features"])
+
+
+def features_of(config: Mapping[str, Any], level: str) -> tuple[list[str], list[int]]:
+    """Return names and widths of the features of nodes or graphs."""
+    own = (config.get("Dataset") or {}).get(f"{level}_features") or {}
+    listed = config["NeuralNetwork"]["Variables_of_interest"]
+    dims = own.get("dim") or listed.get(f"{level}_feature_dims") or []
+    names = own.get("name") or listed.get(f"{level}_feature_names") or []
+    return [*names], [*dims]
 
 
 def branches(heads: Any, weights: Mapping[str, Tensor]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from mmap import ACCESS_COPY, mmap
 from pathlib import Path
 from pickle import BUILD
 from typing import Any, ClassVar, NamedTuple
+from zlib import crc32
 
 import torch
 from torch import Tensor
@@ -98,6 +99,8 @@ class _Table(PlainUnpickler):
             return KNOWN[module, name]
         if module.startswith(SHARDED):
             return Piece
+        if not name:
+            raise ValueError("its table is cut off")
         raise InputError(f"names {module}.{name}, which would run code; save model.state_dict() alone, and import that")
 
     def persistent_load(self, pid: Any) -> Tensor:
@@ -110,11 +113,12 @@ class _Table(PlainUnpickler):
         if record is None or numel * dtype.itemsize != size or record.header_offset + size > len(self.bytes):
             raise ValueError(f"a tensor names {numel} numbers, and its record has {size} bytes")
         begin = record.header_offset + 26  # of the lengths of a name and of more, which lie before the numbers
-        lengths = [int.from_bytes(self.bytes[begin + at : begin + at + 2], "little") for at in (0, 2)]
-        empty = torch.empty(0, dtype=dtype)
-        return (
-            torch.frombuffer(self.bytes, dtype=dtype, count=numel, offset=begin + 4 + sum(lengths)) if numel else empty
-        )
+        begin += 4 + sum(int.from_bytes(self.bytes[begin + at : begin + at + 2], "little") for at in (0, 2))
+        if crc32(memoryview(self.bytes)[begin : begin + size]) != record.CRC:
+            raise ValueError(f"the numbers of record {key} differ from their checksum")
+        if not numel:
+            return torch.empty(0, dtype=dtype)
+        return torch.frombuffer(self.bytes, dtype=dtype, count=numel, offset=begin)
 
 
 class Checkpoint(NamedTuple):

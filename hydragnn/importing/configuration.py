@@ -11,7 +11,7 @@ import tomli_w
 from hydragnn.base.errors import InputError
 from hydragnn.base.files import read_json
 from hydragnn.frozen.settings import FIRST, FLAT, OWN_KINDS
-from hydragnn.importing.finding import FORMATS, has_files, path_texts
+from hydragnn.importing.finding import FORMATS, has_files
 from hydragnn.importing.variables import LOSSES, Source, Variable, complete, variable
 
 Table = dict[str, Any]
@@ -118,11 +118,11 @@ def _inputs(source: Source, notes: list[str]) -> Iterator[Table]:
 
 def _files(source: Source, files: Sequence[str], notes: list[str]) -> Table:
     """Return files and, of raw ones, how they are read."""
-    data, paths = source.section("Dataset"), path_texts(source.section("Dataset", "path"))
+    data, paths = source.dataset, source.paths
     if not files and paths and data.get("format") in FORMATS and "node_features" in data:
         return raw_files(source, notes)
     names = files or _named(paths) or [f"dataset/{data.get('name', 'data')}.bp"]
-    if not files and (count := branches_of(source)) > 1:
+    if not files and (count := source.branches) > 1:
         notes.append("each branch is an entry of [[branches]] with a store of its own, made from its set")
         names = [paths.get(f"branch-{number}") or f"SET{number}.bp" for number in range(count)]
     roots = source.where.absolute().parents[:4]
@@ -135,7 +135,7 @@ def _named(paths: Mapping[str, str]) -> list[str]:
 
 def raw_files(source: Source, notes: list[str]) -> Table:
     """Return raw files, and how they are read."""
-    data, paths = source.section("Dataset"), path_texts(source.section("Dataset", "path"))
+    data, paths = source.dataset, source.paths
     radius, most = source.architecture["radius"], source.architecture.get("max_neighbours")
     raw: Table = {
         "files": _named(paths),
@@ -165,12 +165,12 @@ def raw_files(source: Source, notes: list[str]) -> Table:
 
 
 def _run(source: Source, build: Table, targets: Sequence[Variable], store: str, notes: list[str]) -> Table:
-    training, paths = source.training, path_texts(source.section("Dataset", "path"))
+    training, paths = source.training, source.paths
     share = float(training.get("perc_train") or 0.8)
     split: Table = {"kind": "given", "field": "part"}
     if "total" in paths and "format" in build:
         split = {"train": share, "valid": round((1 - share) / 2, 6)}
-        if source.section("Dataset").get("compositional_stratified_splitting"):
+        if source.dataset.get("compositional_stratified_splitting"):
             notes.append(
                 "the split was stratified by composition and doubled structures of a lone composition, so that copies were in two parts"
             )
@@ -191,21 +191,15 @@ def _run(source: Source, build: Table, targets: Sequence[Variable], store: str, 
         if source.architecture.get(key) or training.get(key):
             notes.append(f"{key} {sentence}")
     batch, model = {"max_graphs": int(training["batch_size"])}, _model(source, notes)
-    count = branches_of(source)
-    heads = [[*_run_heads(source, targets, notes, number)] for number in range(count)]
-    if count == 1:
+    heads = [[*_run_heads(source, targets, notes, number)] for number in range(source.branches)]
+    if len(heads) == 1:
         sections = {"data": {"store": store}, "split": split, "batch": batch, "model": model}
         return {**sections, "heads": heads[0], "train": train}
     branches = [
         {"name": name, "data": {"store": f"{name}.h5"}, "split": split, "heads": own}
-        for name, own in zip(map("branch-{}".format, range(count)), heads)
+        for name, own in zip(map("branch-{}".format, range(len(heads))), heads)
     ]
     return {"batch": batch, "model": model, "branches": branches, "train": train}
-
-
-def branches_of(source: Source) -> int:
-    """Return the number of branches, each with a set of its own."""
-    return max(1, *(len(source.networks(level)) for level in ("graph", "node")))
 
 
 BROKEN = {

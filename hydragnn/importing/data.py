@@ -26,7 +26,7 @@ from hydragnn.importing.configuration import raw_files
 from hydragnn.importing.finding import SETS, folder_of_raw
 from hydragnn.importing.model import LENGTHS
 from hydragnn.importing.runs import Imported
-from hydragnn.importing.variables import CLASSES, Reading, Source, Variable, complete, reading_of
+from hydragnn.importing.variables import CLASSES, Reading, Source, Variable, complete, distinct, reading_of
 
 BLOCK = 2048
 """Graphs that are read at once."""
@@ -48,13 +48,17 @@ def with_data(model: Imported, place: Path) -> tuple[Imported, GraphStore, Seque
         source = _set_of_graphs(model, place)
     else:  # raw files, whose paths count from a folder
         with complete("config.json does not say how raw files are read"):
-            table = {"kind": "hydragnn", **raw_files(model.source, [])}
+            table = {"kind": "hydragnn", **raw_files(model.files.source, [])}
         settings: Any = read_build_settings(table, cast(Path, folder_of_raw(model.files)) / "BUILD.toml")
         (source,) = settings.stores
     graphs: Sequence[int] = range(len(source))
-    named, known = model.files.paths.get(f"branch-{model.branch}"), BRANCH in {one.name for one in source.fields()}
-    numbers = source.column(BRANCH).values.reshape(-1) if model.branches > 1 and known else np.zeros(0)
-    if model.branches > 1 and (not named or len(np.unique(numbers)) > 1):
+    branches = model.files.source.branches
+    named, known = (
+        model.files.source.paths.get(f"branch-{model.branch}"),
+        BRANCH in {one.name for one in source.fields()},
+    )
+    numbers = source.column(BRANCH).values.reshape(-1) if branches > 1 and known else np.zeros(0)
+    if branches > 1 and (not named or len(np.unique(numbers)) > 1):
         if not known:
             raise InputError(
                 f'no file says which branch it belongs to; add "Dataset": {{"path": {{"branch-{model.branch}": "{place.name}"}}}} to config.json if it is its set'
@@ -62,10 +66,10 @@ def with_data(model: Imported, place: Path) -> tuple[Imported, GraphStore, Seque
         graphs = np.flatnonzero(numbers == model.branch).tolist()
         if not graphs:
             raise InputError(f"none of its graphs is of branch {model.branch} by {BRANCH}")
-    reading, scaled = model.reading, model.source.section("Dataset").get("normalize_features")
+    reading, scaled = model.reading, model.files.source.dataset.get("normalize_features")
     if scaled or "edge_attr_unit" in source.attributes:  # which raw files have, that are scaled as they are read
         bounds = {key: source.attributes[key] for key in BOUNDS if key in source.attributes}
-        reading = reading_of(Source(model.source.table, model.source.where, bounds), model.settings)
+        reading = reading_of(Source(model.files.source.table, model.files.source.where, bounds), model.settings)
     some = source.read(graphs[:: math.ceil(len(graphs) / BLOCK)])  # of all places, as sets are in order of something
     images = any(bool(source.read(block, fields=[]).edge_shifts.any()) for block in _blocks(graphs))
     reading = replace(_reading_in(some, reading, model.settings), images=images)
@@ -138,7 +142,7 @@ def _reading_in(batch: GraphBatch, reading: Reading, settings: FrozenSettings) -
         if not unit:
             shape = () if settings.edge_dim == 1 else (settings.edge_dim,)
             variables.append(Variable(field=Field(name=LENGTHS, on="edge", shape=shape), key=LENGTHS))
-    return replace(reading, variables=variables, edge_lengths=unit)
+    return replace(reading, variables=distinct(variables), edge_lengths=unit)
 
 
 def _unit(lengths: Tensor, column: Tensor) -> float:

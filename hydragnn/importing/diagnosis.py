@@ -71,8 +71,6 @@ class Case:
     """Epochs in the names of checkpoints in its folder."""
     logged: Sequence[float] | None = None
     """Validation losses beside it; None where nothing tells that there were none."""
-    branches: int = 1
-    """Branches that the configuration names."""
     began: Mapping[str, bool]
     """Parameters by name: True for the numbers that they began with."""
     format: str = ""
@@ -93,6 +91,7 @@ class Case:
     architecture = property(attrgetter("source.architecture"))
     training = property(attrgetter("source.training"))
     networks = property(attrgetter("source.networks"))
+    branches = property(attrgetter("source.branches"))
     steps = property(attrgetter("checkpoint.steps"))
 
     def shifts(self) -> bool:
@@ -220,7 +219,7 @@ class Case:
 
     @rule(12, "its loaders of raw files fail on periodic graphs and descriptors", "no such files")
     def _loaders(self) -> Answer:
-        dataset = self.source.section("Dataset")
+        dataset = self.source.dataset
         form, bad = dataset.get("format"), ["Descriptors"] * bool(dataset.get("Descriptors"))
         if form != "CFG" or self.settings.generation not in OLD:
             bad += ["periodic_boundary_conditions"] * bool(self.architecture.get("periodic_boundary_conditions"))
@@ -415,7 +414,7 @@ def diagnose(case: Case, numbers: Sequence[int] = range(1, 30)) -> list[Finding]
     return findings
 
 
-def diagnose_configuration(source: Source, branches: int) -> Iterator[str]:
+def diagnose_configuration(source: Source) -> Iterator[str]:
     """Yield sentences on failures that a configuration alone decides."""
     try:  # with two attributes of graphs, as in the published sets
         settings = FrozenSettings.unchecked(source.table, {"graph_concat_projector.weight": torch.zeros(1, 3)})
@@ -423,7 +422,7 @@ def diagnose_configuration(source: Source, branches: int) -> Iterator[str]:
         yield f"of failures nothing is told: {error}"
         return
     files: Any = {"module": None, "checkpoint": Checkpoint({}, None, 0), "file": "", "began": {}}
-    case = Case(source=source, settings=settings, branches=branches, **files)
+    case = Case(source=source, settings=settings, **files)
     for one in diagnose(case, OF_CONFIGURATION):
         if one.verdict == "suffered":
             yield f"{FAILURE} {one.number}: {one.name} ({one.evidence})"

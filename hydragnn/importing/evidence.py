@@ -42,14 +42,13 @@ def case_of(model: Imported, run: Path, store: Path | None, place: Path | None) 
     """Return the facts about a model; ``place`` has its data."""
     checkpoint = model.files.checkpoint.resolve()
     return Case(
-        source=model.source,
+        source=model.files.source,
         settings=model.settings,
         module=deepcopy(model.module).double(),  # where changes are no rounding
         checkpoint=read_checkpoint(checkpoint),
         file=checkpoint.name,
         epochs=[int(match[2]) for one in sorted(checkpoint.parent.glob("*.pk")) if (match := EPOCH.match(one.stem))],
         logged=logged_losses(checkpoint.parent),
-        branches=model.branches,
         began=numbers_of_seed(model.module),
         format="" if place is None else place.suffix[1:] if place.suffix in SETS else "raw",
         **({} if store is None else _graphs_of(model, run, open_store(store))),

@@ -13,6 +13,7 @@ from typing import Any
 
 from hydragnn.base.errors import InputError
 from hydragnn.base.files import read_json
+from hydragnn.importing.variables import Source
 
 EPOCH = re.compile(r"^(.*)_epoch_(\d+)$")
 WEIGHTS = re.compile(r".*\.pk|(zero_pp_rank_0_)?mp_rank_\d+_model_states\.pt")
@@ -44,20 +45,9 @@ class ModelFiles:
     """Folder to import, beyond which a set counts by its name alone."""
 
     @cached_property
-    def config(self) -> Mapping[str, Any]:
+    def source(self) -> Source:
         """Return the configuration; InputError without one."""
-        return _config(self.checkpoint.parent)
-
-    @cached_property
-    def dataset(self) -> Mapping[str, Any]:
-        """Return the section on data; empty without one."""
-        return own if isinstance(own := self.config.get("Dataset"), dict) else {}
-
-    @cached_property
-    def paths(self) -> dict[str, str]:
-        """Return the paths of data by part or branch."""
-        own = self.dataset.get("path") or {}
-        return path_texts(own if isinstance(own, dict) else {"": own})
+        return Source(_config(self.checkpoint.parent), Path("config.json"))
 
 
 def find_models(path: Path) -> list[ModelFiles]:
@@ -149,9 +139,10 @@ def find_data(model: ModelFiles, branch: int | None = None) -> Path | None:
 
     InputError where several sets lie there, and the configuration names none of them.
     """
-    shared = [one for key, one in model.paths.items() if branch is None or not key.startswith("branch-")]
-    shared += [f"dataset/{model.dataset.get('name')}{suffix}" for suffix in SETS]
-    names, several = [own] if (own := model.paths.get(f"branch-{branch}")) else shared, list[Path]()
+    paths, name = model.source.paths, model.source.dataset.get("name")
+    shared = [one for key, one in paths.items() if branch is None or not key.startswith("branch-")]
+    shared += [f"dataset/{name}{suffix}" for suffix in SETS]
+    names, several = [own] if (own := paths.get(f"branch-{branch}")) else shared, list[Path]()
     for root in _roots(model):
         for name in names:
             if (root / name).suffix in SETS and has_files(root / name):
@@ -162,7 +153,7 @@ def find_data(model: ModelFiles, branch: int | None = None) -> Path | None:
                 return near[0]
             several = several or sorted(near)
     if (raw := folder_of_raw(model)) is not None:
-        return raw / next(iter(model.paths.values()))
+        return raw / next(iter(paths.values()))
     if several:
         some, key = ", ".join(one.name for one in several[:3]), "total" if branch is None else f"branch-{branch}"
         raise InputError(
@@ -174,9 +165,9 @@ def find_data(model: ModelFiles, branch: int | None = None) -> Path | None:
 
 def folder_of_raw(model: ModelFiles) -> Path | None:
     """Return the folder from which paths of raw files count; None without."""
-    if model.dataset.get("format") not in FORMATS or "node_features" not in model.dataset or not model.paths:
+    data, places = model.source.dataset, model.source.paths.values()
+    if data.get("format") not in FORMATS or "node_features" not in data or not places:
         return None
-    places = model.paths.values()
     return next((one for one in _roots(model) if all(has_files(one / name) for name in places)), None)
 
 
@@ -190,11 +181,3 @@ def has_files(path: Path) -> bool:
 
 def _roots(model: ModelFiles) -> list[Path]:
     return [model.checkpoint.parent, *model.checkpoint.absolute().parents[1:4]]
-
-
-def path_texts(paths: Mapping[str, Any]) -> dict[str, str]:
-    """Return paths by part; InputError for one that is no text."""
-    for key, one in paths.items():
-        if not isinstance(one, str | None):
-            raise InputError(f"config.json: Dataset.path {key} is {one}, which is no text; write one path for each key")
-    return {key: one for key, one in paths.items() if one}

@@ -17,7 +17,7 @@ from hydragnn.base.shown import Shown
 from hydragnn.datasets import GraphStore, open_store
 from hydragnn.ensemble.building.build import build_ensemble, check_out, in_making
 from hydragnn.graphs.field import ATOMIC_NUMBERS
-from hydragnn.importing.configuration import branches_of, import_configuration, toml
+from hydragnn.importing.configuration import import_configuration, toml
 from hydragnn.importing.data import cause_of_nan, with_data, write_data
 from hydragnn.importing.diagnosis import Finding, diagnose, diagnose_configuration
 from hydragnn.importing.evidence import case_of
@@ -189,12 +189,10 @@ def _import_configuration(path: Path, out: Path) -> Import:
         for file, branch in zip(files.build["files"], branches)
     ] or [f"{builds} --out {quote(str(out / files.run['data']['store']))}"]
     source = Source(read_json(path), path)
-    notes = [*files.notes, *diagnose_configuration(source, branches_of(source))]
-    commands, words = (
-        [*commands, f"hydragnn train {quote(str(out / 'run.toml'))} --out RUN"],
-        "a configuration names them",
-    )
-    return Import(out=out, source=str(path.resolve()), models=(), data=words, left_out=notes, next=commands)
+    notes = [*files.notes, *diagnose_configuration(source)]
+    commands.append(f"hydragnn train {quote(str(out / 'run.toml'))} --out RUN")
+    origin, words = str(path.resolve()), "a configuration names them"
+    return Import(out=out, source=origin, models=(), data=words, left_out=notes, next=commands)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -212,14 +210,14 @@ class Store:
 def _with_data(model: Imported, making: Path, stores: list[Store]) -> tuple[Imported, Store]:
     """Return a model as its data have it, and their store."""
     try:
-        place = find_data(model.files, model.branch if model.branches > 1 else None)
+        place = find_data(model.files, model.branch if model.files.source.branches > 1 else None)
     except InputError as error:
         return model, Store(words=str(error))
     if place is None:
         return model, Store(words="none beside the checkpoint, so that nothing is measured")
     try:
         own, source, graphs = with_data(model, place)
-        number = own.branch if own.branches > 1 else -1
+        number = own.branch if own.files.source.branches > 1 else -1
         key = (place, number, repr(own.reading), own.settings.radius, own.settings.max_neighbours)
         if (same := next((one for one in stores if one.key == key), None)) is not None:
             return own, same

@@ -21,10 +21,10 @@ from hydragnn.ensemble.uses.outside import validated_record
 from hydragnn.frozen import FrozenModel, FrozenSettings, build, of_branch
 from hydragnn.graphs.parts import PART
 from hydragnn.importing.checkpoints import read_checkpoint
-from hydragnn.importing.configuration import branches_of, toml
+from hydragnn.importing.configuration import toml
 from hydragnn.importing.finding import ModelFiles
 from hydragnn.importing.model import ENCODING, KIND, OUTPUT
-from hydragnn.importing.variables import LOSSES, Reading, Source, complete, reading_of
+from hydragnn.importing.variables import LOSSES, Reading, complete, reading_of
 from hydragnn.models import TrainedModel, build_from_description, make_description, save_model
 from hydragnn.models.executor import Eager
 from hydragnn.models.saving import weights_checksum
@@ -43,11 +43,8 @@ class Imported:
     files: ModelFiles
     settings: FrozenSettings
     module: FrozenModel
-    source: Source
     reading: Reading
     branch: int
-    branches: int
-    """Branches that the configuration names."""
 
 
 def imported_models(files: ModelFiles) -> list[Imported]:
@@ -61,8 +58,8 @@ def imported_models(files: ModelFiles) -> list[Imported]:
 
 
 def _models(files: ModelFiles, weights: dict[str, Tensor]) -> list[Imported]:
-    source = Source(files.config, Path("config.json"))
-    settings = FrozenSettings.from_config(files.config, weights)
+    source = files.source
+    settings = FrozenSettings.from_config(source.table, weights)
     reading = reading_of(source, settings)
     dtype = torch.float64 if any(one.dtype == torch.float64 for one in weights.values()) else torch.float32
     names = sorted(settings.graph_heads, key=lambda name: int(name.removeprefix("branch-"))) or ["branch-0"]
@@ -72,7 +69,7 @@ def _models(files: ModelFiles, weights: dict[str, Tensor]) -> list[Imported]:
     for name in names:
         own, tensors = of_branch(settings, weights, name)
         title, module = files.name + f"-{name.replace('-', '')}" * (len(names) > 1), build(own, tensors, dtype)
-        models.append(Imported(title, files, own, module, source, reading, int(name[7:]), branches_of(source)))
+        models.append(Imported(title, files, own, module, reading, int(name[7:])))
     return models
 
 
@@ -96,7 +93,8 @@ def write_run(model: Imported, data: Path | None, out: Path, home: Path) -> Metr
         "edge_lengths": reading.edge_lengths,
         "images": reading.images,
     }
-    training, optimizer = model.source.training, model.source.section("NeuralNetwork", "Training", "Optimizer")
+    source = model.files.source
+    training, optimizer = source.training, source.section("NeuralNetwork", "Training", "Optimizer")
     store, place = None if data is None else open_store(data), home / ("data.h5" if data is None else data.name)
     config = {
         "data": {"store": str(place.resolve()), "inputs": [one.field.name for one in reading.inputs]},
@@ -140,7 +138,7 @@ def write_run(model: Imported, data: Path | None, out: Path, home: Path) -> Metr
 def _heads(model: Imported) -> Iterator[dict[str, Any]]:
     """Yield the settings of outputs, one after the other."""
     settings, (first, *_), column = model.settings, model.reading.outputs, 0
-    gaussian, loss = settings.variance and not settings.interatomic, LOSSES.get(model.source.loss, "mse")
+    gaussian, loss = settings.variance and not settings.interatomic, LOSSES.get(model.files.source.loss, "mse")
     for one in model.reading.outputs:
         head = {"kind": OUTPUT, "field": one.field.name, "column": column, "weight": one.weight}
         head["loss"] = "nll" if gaussian else "mse" if loss == "nll" else loss

@@ -38,9 +38,9 @@ def losses_of(models: Sequence[ModelFiles], path: Path) -> dict[Path, float]:
 def _agree(row: Mapping[str, str], model: ModelFiles) -> bool:
     """Return True where a row has the settings of a model."""
     try:
-        network = model.config["NeuralNetwork"]
-        known = {**network["Architecture"], **network.get("Training", {}).get("Optimizer", {})}
-    except (InputError, AttributeError, TypeError):  # of a damaged configuration, which the import names
+        source = model.source
+        known = {**source.architecture, **source.section("NeuralNetwork", "Training", "Optimizer")}
+    except InputError:  # of a damaged configuration, which the import names
         return False
     pairs = [(known[name[2:]], text) for name, text in row.items() if name[2:] in known and text]
     return all(str(value) == text or value == number_in(text) for value, text in pairs)

@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import chain, count
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 from hydragnn.base.errors import InputError
 from hydragnn.base.settings import leaves
 from hydragnn.frozen import FrozenSettings
-from hydragnn.frozen.settings import FIRST
+from hydragnn.frozen.settings import FIRST, features_of, variables_of
 from hydragnn.graphs.field import ATOMIC_NUMBERS, RESERVED, Field, Location
 from hydragnn.importing.model import ENCODING, LENGTHS
 
@@ -79,6 +80,7 @@ class Source:
         self.table, self.where = table if isinstance(table, dict) else {}, where
         self.architecture = self.section("NeuralNetwork", "Architecture")
         self.training = self.section("NeuralNetwork", "Training")
+        self.dataset = self.section("Dataset")
         self.named = self.section("Variables")
         self.listed = {**(bounds or {}), **self.section("NeuralNetwork", "Variables_of_interest")}
         self.potential = bool(
@@ -104,10 +106,27 @@ class Source:
                 raise InputError(f"{self.where}: {name} is no section; check the configuration")
         return table
 
+    @cached_property
+    def paths(self) -> dict[str, str]:
+        """Return the paths of data by part or branch."""
+        own = self.dataset.get("path") or {}
+        paths = own if isinstance(own, Mapping) else {"total": own}
+        for key, one in paths.items():
+            if not isinstance(one, str | None):
+                raise InputError(
+                    f"config.json: Dataset.path {key} is {one}, which is no text; write one path for each key"
+                )
+        return {key: one for key, one in paths.items() if one}
+
     def networks(self, level: str) -> list[Mapping[str, Any]]:
         """Return the networks of heads on graphs or nodes, by branch."""
         heads = (self.architecture.get("output_heads") or {}).get(level) or []
         return [one["architecture"] for one in heads] if isinstance(heads, list) else [heads]
+
+    @property
+    def branches(self) -> int:
+        """Return the number of branches, each with a set of its own."""
+        return max(1, *(len(self.networks(level)) for level in ("graph", "node")))
 
     def inputs(self) -> list[Variable]:
         """Return what the model reads, but for graph attributes and encodings."""
@@ -116,7 +135,7 @@ class Source:
             if encoded := [one["name"] for one in rows if one.get("encoding")]:
                 raise InputError(f"{self.where}: the encoding of {encoded[0]} is not read; train it anew without one")
             return [variable(one["name"], one["level"], one["dim"]) for one in rows]
-        names, dims = self._features("node")
+        names, dims = features_of(self.table, "node")
         parts = [[name] if dim == 1 else [f"{name}_{part}" for part in range(dim)] for name, dim in zip(names, dims)]
         columns = [(name, number) for number, some in enumerate(parts) for name in some]
         result = []
@@ -134,44 +153,35 @@ class Source:
             result = [variable("energy", "graph", 1, weight=max(energy, per_atom) or 1.0)]
             result.append(variable("forces", "node", 3, weight=force or 1.0))
         else:
-            rows = self.named["outputs"] if self.named else self.listed["type"]
-            weights = [abs(float(one)) for one in self.architecture.get("task_weights") or [1.0] * len(rows)]
-            if len(weights) != len(rows):
-                raise InputError(f"{self.where} has {len(rows)} outputs and {len(weights)} task_weights; copy it again")
+            levels, widths, _ = variables_of(self.table)
+            weights = [abs(float(one)) for one in self.architecture.get("task_weights") or [1.0] * len(levels)]
+            if len(weights) != len(levels):
+                raise InputError(
+                    f"{self.where} has {len(levels)} outputs and {len(weights)} task_weights; copy it again"
+                )
+            rows = [*zip(levels, widths, weights, strict=True)]
             if self.named:
-                result = [variable(v["name"], v["level"], v["dim"], weight=w) for v, w in zip(rows, weights)]
+                names = [one["name"] for one in self.named["outputs"]]
+                result = [variable(name, on, dim, weight=weight) for name, (on, dim, weight) in zip(names, rows)]
             else:
-                result = self._columns(weights)
-        return _distinct(result, [*used, ATOMIC_NUMBERS, LENGTHS, ENCODING])
+                result = self._columns(rows)
+        return distinct(result, [*used, ATOMIC_NUMBERS, LENGTHS, ENCODING])
 
-    def _columns(self, weights: Sequence[float]) -> list[Variable]:
-        """Return outputs that are columns of ``x`` and ``y``."""
-        levels, indices = self.listed["type"], _from_zero(self.listed["output_index"])
-        features = {level: self._features(level) for level in ("node", "graph")}
-        pairs = [*zip(levels, indices, strict=True)]
-        widths = self.listed.get("output_dim") or [(*features[on][1][i : i + 1], 1)[0] for on, i in pairs]
-        labels = self.listed.get("output_names") or [
-            (*features[on][0][i : i + 1], f"output_{number}")[0] for number, (on, i) in enumerate(pairs)
-        ]
-        result = []
-        for place, row in enumerate(zip(levels, indices, widths, labels, weights, strict=True)):
-            level, index, dim, name, weight = row
-            wide_by = dict(enumerate(features[level][1]))
+    def _columns(self, rows: Sequence[tuple[Location, int, float]]) -> list[Variable]:
+        """Return outputs that are columns of ``x`` and ``y``, of level, width and weight."""
+        indices, labels, result = _from_zero(self.listed["output_index"]), self.listed.get("output_names"), []
+        for place, ((level, dim, weight), index) in enumerate(zip(rows, indices, strict=True)):
+            names, wide = features_of(self.table, level)
+            name = labels[place] if labels else (*names[index : index + 1], f"output_{place}")[0]
+            wide_by = dict(enumerate(wide))
             if not wide_by:  # the least that is said: widths of outputs, and columns that are inputs
                 wide_by = dict.fromkeys(self.listed["input_node_features"], 1) if level == "node" else {}
-                wide_by |= {one: wide for one, wide, on in zip(indices, widths, levels) if on == level}
+                wide_by |= {one: width for one, (on, width, _) in zip(indices, rows) if on == level}
             first = sum(wide_by[one] for one in range(index)) if all(one in wide_by for one in range(index)) else None
             span = self._span("y", place, level, index, dim)
             key = "x" if level == "node" else "y"
             result.append(variable(name, level, dim, key=key, first=first, span=span, weight=weight))
         return result
-
-    def _features(self, level: str) -> tuple[list[str], list[int]]:
-        """Return names and widths of the features of nodes or graphs."""
-        own = self.section("Dataset", f"{level}_features")
-        dims = own.get("dim") or self.listed.get(f"{level}_feature_dims") or []
-        names = own.get("name") or self.listed.get(f"{level}_feature_names") or []
-        return [*names], [*dims]
 
     def _span(self, key: str, place: int, level: str, feature: int, width: int) -> Sequence[Span]:
         """Return the smallest and largest value of a scaled feature."""
@@ -188,10 +198,10 @@ def _from_zero(numbers: Sequence[int]) -> Sequence[int]:
     return numbers
 
 
-def _distinct(outputs: Sequence[Variable], used: Iterable[str]) -> list[Variable]:
-    """Return outputs with a number behind names that repeat."""
+def distinct(variables: Iterable[Variable], used: Iterable[str] = ()) -> list[Variable]:
+    """Return variables with a number behind names that repeat."""
     names, result = {*used}, []
-    for one in outputs:
+    for one in variables:
         numbered = (f"{one.field.name}_{number}" for number in count(2))
         name = next(name for name in chain([one.field.name], numbered) if name not in names)
         names.add(name)

@@ -50,6 +50,14 @@ def test_nodes_of_old_models_move_the_other_way(kind: type[FrozenModel], generat
     assert (positions - graph.pos)[:, 0].sign().tolist() == [sign, -sign]
 
 
+@pytest.mark.parametrize(("generation", "error"), [("v5.0", 1e-8), ("main", 1e-15)])
+def test_constants_of_schnet_are_rounded_as_by_its_version(generation: str, error: float) -> None:
+    model = model_of(SchNet, generation)
+    width, shift = model.distance_expansion.coeff, model.graph_convs[0].module_2.nn[1].shift
+    assert (width, shift) == (pytest.approx(-0.5, abs=error), pytest.approx(math.log(2), abs=error))
+    assert (shift == math.log(2)) == (generation == "main")
+
+
 @pytest.mark.parametrize("generation", ["v4.0", "main"])
 def test_schnet_with_edge_features_reads_lengths_without_images(generation: str) -> None:
     model = model_of(SchNet, generation, edge_dim=1)

@@ -107,6 +107,7 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
     "sizes alone": (torch_bytes({"module": {"a.weight": torch.empty(0)}}), "without numbers, as DeepSpeed leaves them"),
     "no tensors": (torch_bytes({"model_state_dict": {}}), "no state dictionary"),
     "a list": (torch_bytes([1, 2]), "no state dictionary"),
+    "one number changed": (GOOD.replace(np.float32(7).tobytes(), np.float32(8).tobytes(), 1), "their checksum"),
     "cut off": (GOOD[:-60], "no checkpoint, or damaged"),
     "cut in the middle": (GOOD[: len(GOOD) // 2], "no checkpoint, or damaged"),
     "compressed": (whole(tensor(10, 0, (10,), (1,)), compression=zipfile.ZIP_DEFLATED), "compressed"),
@@ -197,7 +198,7 @@ LEFT_OUT: dict[str, tuple[dict[str, Any], str]] = {
     "no columns": ({}, "does not say how raw files are read"),
     "a list for a path": ({"path": {"total": ["raw", "b"]}}, "path total is ['raw', 'b'], which is no text"),
     "a number for all paths": ({"path": 7}, "is 7, which is no text"),
-    "no path but a text": ({"path": "raw"}, "path is no section"),
+    "a path of all parts": ({"path": "raw"}, "does not say how raw files are read"),
     "no numbers": ({"column_index": [0, 1, 2]}, "lacks a column"),
     "a set without files": ({"path": {"total": "set.pickle"}}, "neither md.idx of ADIOS2 nor a -meta.pkl"),
 }
@@ -462,7 +463,16 @@ SETS: dict[str, tuple[Any, dict[str, Any], str]] = {
     "crystals as open clusters": (open_clusters, {}, "crystals are open clusters, as its code saw them"),
     "images in late graphs alone": (images_later, {}, "48 graphs of"),
     "inputs alone in x": (inputs_alone, {"output_dim": [1, 1]}, "its x holds the 1 inputs alone, without charge"),
-    "two elements scaled to 0 and 1": (scaled_elements, {}, "reads: atomic_number\n"),
+    "two elements scaled to 0 and 1": (
+        *(scaled_elements, {"output_dim": [1, 1]}),
+        "reads: atomic_number\n  predicts: energy, atomic_number_2\n",
+    ),
+}
+
+
+OTHERS: dict[Any, dict[str, Any]] = {
+    inputs_alone: {"input_node_features": [1], "output_names": ["energy", "charge"]},
+    scaled_elements: {"output_names": ["energy", "atomic_number"]},
 }
 
 
@@ -476,11 +486,14 @@ def test_all_of_a_set_says_how_it_is_read(name: str, tmp_path: Path, monkeypatch
         change(sample, number)
     write_model(tmp_path / "run", **architecture)
     write_bp(tmp_path / "run" / "set.bp", sets, {})
-    if change is inputs_alone:
+    if change in OTHERS:
         file = tmp_path / "run" / "config.json"
         config = json.loads(file.read_text())
-        own = {"input_node_features": [1], "output_names": ["energy", "charge"], "output_index": [0, 0]}
-        config["NeuralNetwork"]["Variables_of_interest"] |= own | {"output_dim": [1, 1]}
+        config["NeuralNetwork"]["Variables_of_interest"] |= {
+            "output_index": [0, 0],
+            "output_dim": [1, 1],
+            **OTHERS[change],
+        }
         file.write_text(json.dumps(config))
     assert words in "\n".join(hydragnn.import_public(tmp_path / "run", tmp_path / "out").lines())
 
