@@ -170,8 +170,9 @@ class Source:
     def _columns(self, rows: Sequence[tuple[Location, int, float]]) -> list[Variable]:
         """Return outputs that are columns of ``x`` and ``y``, of level, width and weight."""
         indices, labels, result = _from_zero(self.listed["output_index"]), self.listed.get("output_names"), []
+        features = {level: features_of(self.table, level) for level in ("node", "graph")}
         for place, ((level, dim, weight), index) in enumerate(zip(rows, indices, strict=True)):
-            names, wide = features_of(self.table, level)
+            names, wide = features[level]
             name = labels[place] if labels else (*names[index : index + 1], f"output_{place}")[0]
             wide_by = dict(enumerate(wide))
             if not wide_by:  # the least that is said: widths of outputs, and columns that are inputs
