@@ -2,8 +2,9 @@
 
 A trial is a point of the unit cube, where an inactive range lies in its middle. Its result counts by its place among all
 results, as a quantile of the normal distribution, so that neither the objective's scale nor what diverged matters
-(Salinas et al. 2020, arXiv:1909.13595). The kernel is Matern's with nu = 5/2 and a length for every parameter, found with the noise by
-the maximum of the posterior (Rasmussen and Williams 2006, sections 4.2, 5.4). A request takes the candidate with the lowest
+(Salinas et al. 2020, arXiv:1909.13595). The kernel is a sum: what each parameter does alone, and what all do together (Duvenaud et al.
+2011, arXiv:1112.4394). Both are Matern's with nu = 5/2 and a length for every parameter. Lengths, the two variances and a noise for every
+rung are found by the maximum of the posterior (Rasmussen and Williams 2006, sections 4.2, 5.4). A request takes the candidate with the lowest
 mean - kappa deviation, with a kappa of its own from an exponential distribution (Egele et al. 2023, arXiv:2207.00479): some
 refine what is good, others look where nobody was. What runs narrows the deviation around itself and leaves the mean
 (Desautels et al. 2014, JMLR 15).
@@ -23,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import cho_solve, cholesky, solve_triangular
 from scipy.optimize import minimize
+from scipy.spatial.distance import cdist, pdist, squareform
 from scipy.special import ndtri
 from scipy.stats import rankdata
 
@@ -33,6 +35,7 @@ from hydragnn.hpo.space.parameters import Choices, Parameter
 from hydragnn.hpo.space.points import Point, Space, fractions_of, point_key, random_point, value_at
 
 Matrix = NDArray[np.float64]
+Numbers = NDArray[np.int64]
 
 FITTED = 200
 """Most results that decide on lengths and noise: the better half, and others spread evenly over the rest."""
@@ -50,17 +53,20 @@ PARENTS = 20
 """Good points that are changed."""
 
 KAPPA = 1.0
-"""Mean of the weight of what is not known; half for several objectives, whose expected gain is larger there by itself."""
+"""Mean of the weight of what is not known; divided by the number of objectives, each of which may gain."""
 
 FOCUSED = 0.2
 """Share of the requests that look at one choice only, drawn at random, so that none is given up after a few bad results."""
 
 LEAST_NOISE = 1e-6
 
+LIKELY = (-2.0, 0.0, -4.0)
+"""Logarithms of variances before there are results: of all parameters together, of each alone, of the noise."""
+
 DRAWS = 64
 """Directions, each with an outcome of its own, that a request draws for several objectives."""
 
-REACH = 0.5
+REACH = 0.2
 """Distance beyond the front at which objectives still count.
 
 It is a logarithm, in widths of the front; less gives up its ends."""
@@ -99,57 +105,80 @@ class Coordinates:
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """Matern's kernel with nu = 5/2, with noise."""
+    """Matern's kernel of all parameters, plus one of each alone, with noise."""
 
     scales: Matrix
     """One over the length of each column's parameter: [columns]."""
-    variance: float
-    noise: float
+    columns: Sequence[Numbers]
+    """Columns of each parameter."""
+    joint: float
+    """Variance of what all parameters do together."""
+    alone: float
+    """Variance of what each does alone, summed over them."""
+    noises: Matrix
+    """Variance of the noise by level; 0 is the highest rung."""
 
-    def between(self, rows: Matrix, columns: Matrix) -> Matrix:
-        """The covariance of scaled points: [rows, columns]."""
-        squares = (rows * rows).sum(1)[:, None] + (columns * columns).sum(1) - 2 * rows @ columns.T
-        return self.variance * matern(np.sqrt(5 * np.maximum(squares, 0.0)))
+    def between(self, rows: Matrix, others: Matrix) -> Matrix:
+        """The covariance of scaled points: [rows, others]."""
+        whole, alone = np.zeros((2, len(rows), len(others)))
+        for columns in self.columns:
+            squares = cdist(rows[:, columns], others[:, columns], "sqeuclidean")
+            whole += squares
+            alone += matern(squares * len(self.columns))
+        return np.asarray(self.joint * matern(whole) + self.alone / len(self.columns) * alone)
 
 
-def matern(distances: Matrix) -> Matrix:
-    """Return Matern's correlation at distances in lengths / sqrt(5)."""
+def matern(squares: Matrix) -> Matrix:
+    """Return Matern's correlation at squared distances in lengths."""
+    distances = np.sqrt(5 * squares)
     return np.asarray((1 + distances + distances * distances / 3) * np.exp(-distances))
 
 
-def likely_kernel(points: Matrix, scores: Matrix, parameter_of: NDArray[np.int64]) -> Kernel:
+def likely_kernel(points: Matrix, scores: Matrix, levels: Numbers, parameter_of: Numbers) -> Kernel:
     """Return the kernel with the largest posterior."""
-    parameters, identity = int(parameter_of[-1]) + 1, np.eye(len(points))
-    squares = np.zeros((parameters, len(points), len(points)))
-    for column, parameter in enumerate(parameter_of):
-        squares[parameter] += (points[:, None, column] - points[None, :, column]) ** 2
-    flat = squares.reshape(parameters, -1)
+    columns = [np.flatnonzero(parameter_of == number) for number in range(int(parameter_of[-1]) + 1)]
+    parameters, count, diagonal = len(columns), int(levels.max()) + 1, np.diag_indices(len(points))
+    identity = np.eye(len(points))
+    pairs = np.stack([pdist(points[:, own], "sqeuclidean") for own in columns])
     # lengths grow with the square root of the dimension, as distances do (Hvarfner et al. 2024, arXiv:2402.02229)
-    likely = np.array([math.log(0.5) + 0.5 * math.log(parameters)] * parameters + [0.0, -4.0])
-    spread = np.array([1.0] * parameters + [1.0, 1.5])
+    length = math.log(0.5) + 0.5 * math.log(parameters)
+    likely = np.array([length] * parameters + [*LIKELY, *LIKELY[-1:] * (count - 1)])
+    spread = np.array([1.0] * parameters + [1.0, 1.0] + [1.5] * count)
 
     def improbability(logs: Matrix) -> tuple[float, Matrix]:
         """Minus the logarithm of the posterior, and its gradient."""
-        weights, variance, noise = np.exp(-2 * logs[:-2]), math.exp(logs[-2]), math.exp(logs[-1])
-        distances = np.sqrt(5 * (weights @ flat)).reshape(identity.shape)
-        correlation = matern(distances)
-        factor = np.linalg.cholesky(variance * correlation + (noise + LEAST_NOISE) * identity)
+        weights, (joint, alone) = np.exp(-2 * logs[:parameters]), np.exp(logs[parameters : parameters + 2])
+        noises = np.exp(logs[parameters + 2 :])[levels]
+        whole, each = weights @ pairs, parameters * weights[:, None] * pairs
+        together, mean = matern(whole), matern(each).mean(0)
+        covariance = squareform(joint * together + alone * mean)
+        covariance[diagonal] = joint + alone + noises + LEAST_NOISE
+        factor = np.linalg.cholesky(covariance)
         inverse = cho_solve((factor, True), identity, check_finite=False)
         explained = inverse @ scores
         surprise = np.outer(explained, explained) - inverse  # R. & W. eq. 5.9
-        slope = surprise * variance * 5 / 3 * (1 + distances) * np.exp(-distances)
+        of_pairs, of_points = squareform(surprise, checks=False), surprise[diagonal]
         away = (logs - likely) / spread
         gradient = away / spread
-        gradient[:-2] -= 0.5 * weights * (flat @ slope.ravel())
-        gradient[-2] -= 0.5 * variance * float((surprise * correlation).sum())
-        gradient[-1] -= 0.5 * noise * float(np.trace(surprise))
+        slopes = joint * _slope(whole) + alone * _slope(each)
+        gradient[:parameters] -= weights * ((slopes * pairs) @ of_pairs)
+        gradient[parameters] -= joint * (of_pairs @ together + 0.5 * of_points.sum())
+        gradient[parameters + 1] -= alone * (of_pairs @ mean + 0.5 * of_points.sum())
+        gradient[parameters + 2 :] -= 0.5 * np.bincount(levels, noises * of_points, count)
         value = 0.5 * scores @ explained + np.log(np.diag(factor)).sum() + 0.5 * away @ away
         return float(value), gradient
 
-    bounds = [(-4.0, 4.0)] * parameters + [(-3.0, 3.0), (-9.0, 1.0)]
+    bounds = [(-4.0, 4.0)] * parameters + [(-8.0, 3.0)] * 2 + [(-9.0, 1.0)] * count
     options = {"maxiter": STEPS}
     logs = minimize(improbability, likely, jac=True, method="L-BFGS-B", bounds=bounds, options=options).x
-    return Kernel(np.exp(-logs[:-2])[parameter_of], math.exp(logs[-2]), math.exp(logs[-1]) + LEAST_NOISE)
+    joint, alone, *noises = np.exp(logs[parameters:]).tolist()
+    return Kernel(np.exp(-logs[:parameters])[parameter_of], columns, joint, alone, np.array(noises) + LEAST_NOISE)
+
+
+def _slope(squares: Matrix) -> Matrix:
+    """Return minus twice the derivative of Matern's correlation by a square."""
+    distances = np.sqrt(5 * squares)
+    return np.asarray(5 / 3 * (1 + distances) * np.exp(-distances))
 
 
 def normal_scores(trials: Sequence[Trial]) -> Matrix:
@@ -191,13 +220,13 @@ def goal_scores(trials: Sequence[Trial], bounds: Bounds) -> tuple[Matrix, Matrix
 class Posterior:
     """Posterior of one objective, which running trials narrow."""
 
-    def __init__(self, points: Matrix, scores: Matrix, pending: Matrix, parameter_of: NDArray[np.int64]) -> None:
+    def __init__(self, points: Matrix, scores: Matrix, levels: Numbers, pending: Matrix, parameter_of: Numbers) -> None:
         few = _some(scores)
-        self.kernel = likely_kernel(points[few], scores[few], parameter_of)
+        self.kernel = likely_kernel(points[few], scores[few], levels[few], parameter_of)
         self._observed = points * self.kernel.scales
         self._known = np.concatenate([points, pending]) * self.kernel.scales
         covariance = self.kernel.between(self._known, self._known)
-        covariance[np.diag_indices_from(covariance)] += self.kernel.noise
+        covariance[np.diag_indices_from(covariance)] += self.kernel.noises[np.pad(levels, (0, len(pending)))]
         self._factor = cholesky(covariance, lower=True, check_finite=False)
         half = (self._factor[: len(points), : len(points)], True)
         self._explained: Matrix = cho_solve(half, scores, check_finite=False)  # what runs says nothing of the mean
@@ -212,13 +241,13 @@ class Posterior:
         shared = self.kernel.between(self._known, self.rows)
         self.means = shared[: len(self._explained)].T @ self._explained
         self._seen: Matrix = solve_triangular(self._factor, shared, lower=True, check_finite=False)
-        self.variances = np.maximum(self.kernel.variance - (self._seen**2).sum(0), 1e-12)
+        self.variances = np.maximum(self.kernel.joint + self.kernel.alone - (self._seen**2).sum(0), 1e-12)
 
     def expect(self, index: int) -> None:
         """Narrow the deviation around a candidate."""
         shared = self.kernel.between(self.rows, self.rows[index : index + 1])[:, 0]
         residual = shared - self._seen.T @ self._seen[:, index]
-        row = residual / math.sqrt(float(self.variances[index]) + self.kernel.noise)
+        row = residual / math.sqrt(float(self.variances[index]) + self.kernel.noises[0])
         self._seen = np.concatenate([self._seen, row[None]])
         self.variances = np.maximum(self.variances - row * row, 1e-12)
 
@@ -236,7 +265,9 @@ class Outlook:
         pending = self._coordinates.of([t.values for t in trials if not t.results and t.status != "failed"])
         scores, self._ends = goal_scores(finished, bounds)
         parameter_of = self._coordinates.parameter_of
-        self._goals = [Posterior(observed, column, pending, parameter_of) for column in scores.T]
+        passed = np.array([len(trial.results) for trial in finished])
+        levels = np.where([trial.status == "finished" for trial in finished], 0, passed.max() - passed)
+        self._goals = [Posterior(observed, column, levels, pending, parameter_of) for column in scores.T]
         self._choices = self._coordinates.choices
         self._directions = _directions(len(self._goals), PARENTS, generator)
         parents = [finished[index].values for index in self._leaders(observed, self._means(observed))]
@@ -252,9 +283,9 @@ class Outlook:
     def ranked(self, generator: np.random.Generator) -> list[Point]:
         """Return the free candidates, the most promising first."""
         means = np.stack([goal.means for goal in self._goals], 1)
-        several = len(self._goals) > 1
-        kappa = generator.exponential(KAPPA / 2 if several else KAPPA)
+        kappa = generator.exponential(KAPPA / len(self._goals))
         deviations = kappa * np.sqrt(np.stack([goal.variances for goal in self._goals], 1))
+        several = len(self._goals) > 1
         ratings = -self._improvements(means, deviations, generator) if several else (means - deviations)[:, 0]
         focused, choice = generator.random() < FOCUSED, generator.choice(self._choices) if len(self._choices) else None
         of_choice = self._rows[:, choice] > 0 if focused and choice is not None else self._free

@@ -19,7 +19,7 @@ from sklearn.gaussian_process.kernels import ConstantKernel, Matern
 from hydragnn.base import imports
 from hydragnn.base.errors import InputError
 from hydragnn.hpo import campaign_history, run_search
-from hydragnn.hpo.sampling.gaussian import Coordinates, Outlook, likely_kernel, normal_scores
+from hydragnn.hpo.sampling.gaussian import Coordinates, Kernel, Outlook, likely_kernel, normal_scores
 from hydragnn.hpo.sampling.process import SamplerProcess
 from hydragnn.hpo.sampling.sampler import HISTORY, SAMPLERS, History, Sampler, history_of, learns, num_random, proposals
 from hydragnn.hpo.sampling.tpe import ParzenEstimators
@@ -338,6 +338,15 @@ def test_places_in_the_cube_follow_the_scale_and_inactive_parameters_do_not_tell
     assert rows == pytest.approx(np.array([[half, 0, 0, 0.5, 1, 0, 0], [0, half, 1, 0.5, 0.5, 0, half]]))
 
 
+def _of_scikit_learn(kernel: Kernel) -> Any:
+    parameters, covariance = len(kernel.columns), ConstantKernel(kernel.joint) * Matern(1 / kernel.scales, nu=2.5)
+    for columns in kernel.columns:
+        lengths = np.full(len(kernel.scales), 1e9)  # other parameters do not count
+        lengths[columns] = 1 / kernel.scales[columns] / math.sqrt(parameters)
+        covariance += ConstantKernel(kernel.alone / parameters) * Matern(lengths, nu=2.5)
+    return covariance
+
+
 def test_mean_and_deviation_are_those_of_scikit_learn_also_after_requests_of_the_same_answer() -> None:
     trials = cube_trials(CUBE, 40, open_ones=5)
     outlook = Outlook(CUBE, trials, np.random.default_rng(0))
@@ -348,8 +357,9 @@ def test_mean_and_deviation_are_those_of_scikit_learn_also_after_requests_of_the
     coordinates = Coordinates(CUBE)
 
     def regressor(points: list[Point], scores: np.ndarray) -> GaussianProcessRegressor:
-        covariance = ConstantKernel(goal.kernel.variance) * Matern(nu=2.5, length_scale=1 / goal.kernel.scales)
-        regression = GaussianProcessRegressor(covariance, alpha=goal.kernel.noise, optimizer=None)
+        regression = GaussianProcessRegressor(
+            _of_scikit_learn(goal.kernel), alpha=goal.kernel.noises[0], optimizer=None
+        )
         return regression.fit(coordinates.of(points), scores)
 
     done, everyone = [t.values for t in trials[:40]], [t.values for t in trials] + expected
@@ -362,9 +372,12 @@ def test_mean_and_deviation_are_those_of_scikit_learn_also_after_requests_of_the
 def test_lengths_are_short_where_something_changes() -> None:
     points = np.random.default_rng(0).random((60, 3))
     scores = np.sin(6 * points[:, 1])
-    kernel = likely_kernel(points, (scores - scores.mean()) / scores.std(), np.arange(3))
+    levels = np.arange(60) % 2
+    noisy = scores + 0.3 * levels * np.random.default_rng(1).normal(size=60)
+    kernel = likely_kernel(points, (noisy - noisy.mean()) / noisy.std(), levels, np.arange(3))
     assert kernel.scales[1] > 3 * max(kernel.scales[0], kernel.scales[2])
-    assert kernel.noise < 0.01
+    assert kernel.noises[0] < 0.02 < 0.1 < kernel.noises[1]
+    assert kernel.alone > 10 * kernel.joint  # the score is a function of one parameter
 
 
 def test_the_gradient_that_lengths_are_found_by_is_that_of_the_probability(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -378,7 +391,7 @@ def test_the_gradient_that_lengths_are_found_by_is_that_of_the_probability(monke
 
     monkeypatch.setattr("hydragnn.hpo.sampling.gaussian.minimize", spy)
     points = np.random.default_rng(1).random((30, 4))
-    likely_kernel(points, points[:, 0] - 0.5, np.array([0, 1, 1, 2]))
+    likely_kernel(points, points[:, 0] - 0.5, np.arange(30) % 3, np.array([0, 1, 1, 2]))
     assert differences[0] == pytest.approx(0.0, abs=1e-3)
 
 
