@@ -53,7 +53,7 @@ PARENTS = 20
 """Good points that are changed."""
 
 KAPPA = 1.0
-"""Mean of the weight of what is not known; divided by the number of objectives, each of which may gain."""
+"""Mean of the weight of what is not known; half with every further objective, each of which may gain."""
 
 FOCUSED = 0.2
 """Share of the requests that look at one choice only, drawn at random, so that none is given up after a few bad results."""
@@ -283,7 +283,7 @@ class Outlook:
     def ranked(self, generator: np.random.Generator) -> list[Point]:
         """Return the free candidates, the most promising first."""
         means = np.stack([goal.means for goal in self._goals], 1)
-        kappa = generator.exponential(KAPPA / len(self._goals))
+        kappa = generator.exponential(KAPPA / 2 ** (len(self._goals) - 1))
         deviations = kappa * np.sqrt(np.stack([goal.variances for goal in self._goals], 1))
         several = len(self._goals) > 1
         ratings = -self._improvements(means, deviations, generator) if several else (means - deviations)[:, 0]
