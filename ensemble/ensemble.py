@@ -18,7 +18,7 @@ from hydragnn.base.imports import allow_code as _allow_code
 from hydragnn.base.places import absent_store, as_path, is_store, model_folder, text_of, weights_folder
 from hydragnn.base.shown import Shown
 from hydragnn.datasets import GraphStore, Make, MemoryStore, is_graph_store, open_store
-from hydragnn.datasets.manifest import transform_of
+from hydragnn.datasets.manifest import transform_in, transform_of
 from hydragnn.distributed.graph_ranks import GraphGroup, Shared
 from hydragnn.ensemble.domain import STATES, GraphView, doubted_items, doubts_of
 from hydragnn.ensemble.estimates.estimate import Estimate
@@ -32,7 +32,6 @@ from hydragnn.ensemble.members.member import (
     check_members,
     check_memory,
     load_member,
-    load_run,
     optional_inputs,
     shared_inputs,
 )
@@ -54,8 +53,6 @@ from hydragnn.ensemble.reading.structures import (
     own_neighbours,
     reads_atoms,
     structures_for,
-    training_attributes,
-    training_transform,
 )
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import ATOMIC_NUMBERS, Field
@@ -114,17 +111,15 @@ class Ensemble(Shown):
                     f"the ensemble in {folder} {problem}, so it cannot predict {branch}; leave the branch out"
                 )
             check_memory(folder, [folder / entry.folder for entry in manifest.members], processes)
+            how: dict[str, Any] = {"dtype": dtype, "branch": own}
             members = [
-                load_member(
-                    place, model=place, name=entry.name, weight=entry.weight, dtype=dtype, branch=own, latent=space
-                )
+                load_member(folder / entry.folder, name=entry.name, weight=entry.weight, latent=space, **how)
                 for entry, space in zip(manifest.members, manifest.spaces, strict=True)
-                for place in [folder / entry.folder]
             ]
             # of the file as it stands: programs add facts to what they write
             return cls(members, manifest, digest(read_sealed(folder / NAME)))
         check_memory(folder, [weights_folder(folder)], processes)
-        alone = ensemble_of([load_run(folder, dtype=dtype, branch=branch)])
+        alone = ensemble_of([load_member(folder, dtype=dtype, branch=branch)])
         weights = checksum(weights_folder(folder) / "weights.safetensors")
         return cls(alone.members, alone.manifest, digest([alone.digest, weights]))
 
@@ -268,16 +263,27 @@ class Ensemble(Shown):
     @property
     def structures(self) -> Structures:
         """Return the rule for graphs of atoms; InputError if training had none."""
-        return structures_for(self.members, self.manifest)
+        return structures_for(self)
 
     @property
     def training_attributes(self) -> Mapping[str, Any]:
-        """Return the attributes of the training store; empty where unknown."""
-        return training_attributes(self.members, self.manifest)
+        """Return the attributes of the training store, from manifest or store; empty where unknown."""
+        if "attributes" in self.manifest.data:
+            store_attributes = self.manifest.data["attributes"]
+            return store_attributes if isinstance(store_attributes, Mapping) else {}
+        path = self.members[0].config.data.store
+        return open_store(path).attributes if absent_store(path) is None else {}
+
+    @property
+    def training_transform(self) -> str | None:
+        """Return the transform of training, from store or records; None where unknown."""
+        own = transform_of(self.training_attributes)
+        noted = (transform_in(member.record.notes, self.targets[0].branch) for member in self.members)
+        return own or next(filter(None, noted), own)
 
     def check_transform(self, now: str | None, what: str) -> None:
         """Raise InputError for another transform than that of training."""
-        training = training_transform(self.members, self.manifest)
+        training = self.training_transform
         if None not in (training, now) and training != now:
             said = [f"changed by {one}" if one else "not changed by a transform" for one in (now, training)]
             raise InputError(f"{what} are {said[0]}, and graphs of training are {said[1]}; build them in the same way")
@@ -328,14 +334,14 @@ class Ensemble(Shown):
         if isinstance(source, GraphBatch):
             batch = source.mapped(Tensor.detach)
             return self._predict_screened(screen(batch, self._read_by_members(batch.fields), optional=self.optional))
-        if is_graph_store(source):
-            return self._predict_store(source, None, {})
         if isinstance(source, str | os.PathLike):
             if not is_store(Path(source)):
                 raise InputError(
                     f"{source} is no store; predict files with hydragnn.predict(model, {os.fspath(source)!r})"
                 )
-            return self._predict_store(open_store(Path(source)), None, {})
+            source = open_store(Path(source))
+        if is_graph_store(source):
+            return self._predict_store(source, None, {})
         items = [*graphs_in(source)]
         if items and all(isinstance(one, GraphBatch) for one in items):
             return self.predict(concatenate(items))
@@ -408,6 +414,8 @@ class Ensemble(Shown):
             edges_per_graph=edges_per_graph,
             status=tuple(status),
             domain=("",) * len(status),
+            domain_score=np.full(len(status), np.nan),
+            node_domain_score=np.full(read.whole.num_nodes, np.nan),
             texts=read.whole.texts,
         )
         if read.valid is None:
@@ -434,8 +442,8 @@ class Ensemble(Shown):
             fields=grown,
             domain=tuple(reasons.tolist()),
             domain_scores=flags.scores,
-            p_values=flags.p_values,
-            node_p_values=flags.node_p_values,
+            domain_score=flags.p_values,
+            node_domain_score=together.node_domain_score if flags.node_p_values is None else flags.node_p_values,
         )
 
     def _mixture(self, target: Target, members: Sequence[Distribution], nodes: Int[np.ndarray, " items"]) -> Estimate:
@@ -461,6 +469,8 @@ class Ensemble(Shown):
             edges_per_graph=np.array([edges]),
             status=(reason,),
             domain=("",),
+            domain_score=np.array([np.nan]),
+            node_domain_score=np.full(nodes, np.nan),
         )
 
 

@@ -75,6 +75,7 @@ class Manifest:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON, which ``manifest_from_json`` reads."""
+        simple = hashlib.sha256(save(self.simple.arrays)).hexdigest()
         return {
             "version": WITH_SIMPLE if self.simple.fitted else VERSION,
             "members": [asdict(entry) for entry in self.members],
@@ -87,13 +88,8 @@ class Manifest:
             "domain": self.domain.to_json(),
             "data": dict(self.data),
             "selection": dict(self.selection),
-            **({"simple": {**self.simple.to_json(), "sha256": self.simple_checksum}} if self.simple.fitted else {}),
+            **({"simple": {**self.simple.to_json(), "sha256": simple}} if self.simple.fitted else {}),
         }
-
-    @property
-    def simple_checksum(self) -> str:
-        """Return the SHA-256 of the arrays of simple members."""
-        return hashlib.sha256(save(self.simple.arrays)).hexdigest()
 
     def columns_of(self, field: str) -> int:
         """Return the number of members that predict a field."""

@@ -50,8 +50,7 @@ def check(
         raise InputError("check takes a MODEL, or --calculator MODULE:NAME with --structures FILE")
     if model is not None:
         model = model_folder(model)
-    from hydragnn.ensemble.checking import calculator_subject, findings_of, findings_page, model_subject
-    from hydragnn.ensemble.checking.laws import TITLE, shown
+    from hydragnn.ensemble.checking import TITLE, calculator_subject, findings_of, findings_page, model_subject, shown
 
     if out is not None:
         check_page_target(out, TITLE.encode(), "table of laws")

@@ -17,17 +17,15 @@ from hydragnn.ensemble.building.evaluation import HELD_OUT, Evaluation, Part, ev
 from hydragnn.ensemble.building.held_out import Fold, Parts, Setup
 from hydragnn.ensemble.building.training_domain import (
     flag_evaluation,
-    growth_among,
-    part_doubts,
     part_scores,
     training_domain,
 )
 from hydragnn.ensemble.building.weights import fitted_weights
-from hydragnn.ensemble.domain import Domain, Doubts
+from hydragnn.ensemble.domain import Domain
 from hydragnn.ensemble.ensemble import Ensemble
 from hydragnn.ensemble.estimates.calibration.cross_validation import shares
 from hydragnn.ensemble.estimates.calibration.protocol import NO_GROWTH, AnyCalibration, Distance
-from hydragnn.ensemble.estimates.estimate import Estimate, FoldLabels
+from hydragnn.ensemble.estimates.estimate import Estimate, Labelled
 from hydragnn.ensemble.estimates.moments import Array
 from hydragnn.ensemble.estimates.predictions import estimates_of
 from hydragnn.ensemble.members.outputs import MemberOutputs, member_outputs
@@ -104,20 +102,14 @@ def validated(setup: Setup, parts: Parts, valid: MemberOutputs | None = None) ->
         calibrations[target.name] = estimates_of(target).calibration(
             target, valid.labelled(target), own or None, ensemble.weights_of(target.name), setup.nominal
         )
-    doubts = [part_doubts(ensemble.targets, one, ensemble.weights_of, calibrations) for one in held_out.values()]
-    graphs = [one.graphs for one in held_out.values()]
-    domain, own_scores = training_domain(setup, split.train, [*zip(graphs, doubts)])
+    domain, _, growth, outputs = training_domain(setup, split.train, [*held_out.values()], calibrations)
     every: Parts = {"valid": valid, **parts}
-    scores = {part: part_scores(ensemble, domain, store, outputs, calibrations) for part, outputs in every.items()}
-    growth, of_graphs = growth_among(domain, own_scores)
-    if growth:
-        distances = dict(zip(held_out, np.split(of_graphs, np.cumsum([*map(len, graphs)])[:-1])))
-        for target in ensemble.targets:
-            fitted, weights_of = calibrations[target.name], ensemble.weights_of(target.name)
-            rows = held_out[fitted.part].labelled(target, distances[fitted.part])
-            folds = [FoldLabels(members=tuple(range(len(rows.members))), rows=rows)]
-            distance = growth[target.field.on]
-            calibrations[target.name] = estimates_of(target).calibration_at(target, fitted, folds, weights_of, distance)
+    scores = {part: part_scores(ensemble, domain, store, one, calibrations) for part, one in every.items()}
+    at_distances = dict(zip(held_out, outputs))
+    for target in ensemble.targets if growth else ():
+        fitted, weights_of = calibrations[target.name], ensemble.weights_of(target.name)
+        rows, distance = [at_distances[fitted.part].labelled(target)], growth[target.field.on]
+        calibrations[target.name] = estimates_of(target).calibration_at(target, fitted, rows, weights_of, distance)
     evaluation, arrays = evaluate_parts(setup, every, calibrations, scores)
     flagged, flags = flag_evaluation(domain, scores)
     return Basis(
@@ -135,78 +127,47 @@ def validated(setup: Setup, parts: Parts, valid: MemberOutputs | None = None) ->
     )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class FoldOutputs:
-    """Predictions of the members of a fold for its graphs."""
-
-    fold: Fold
-    outputs: MemberOutputs
-    distances: Float[Array, "graphs three"] | None = None
-
-    def labelled(self, target: Target) -> FoldLabels:
-        """Return the usable items of a target."""
-        return FoldLabels(members=self.fold.members, rows=self.outputs.labelled(target, self.distances))
-
-
 def cross_validated(setup: Setup, parts: Parts, folds: Sequence[Fold]) -> Basis:
     """Return the basis on all graphs that some members have not seen."""
     ensemble, store, nominal = setup.ensemble, setup.store, setup.nominal
     members, inputs = ensemble.members, ensemble.needed(store)
-    of_every_fold = tuple(
-        FoldOutputs(fold=fold, outputs=member_outputs([members[m] for m in fold.members], store, fold.graphs, inputs))
-        for fold in folds
-    )
-    calibrations = {
-        target.name: estimates_of(target).cross_calibration(
-            target, _with_labels(target, of_every_fold), ensemble.weights, nominal
-        )
-        for target in ensemble.targets
-    }
-    alone = {name: calibration.without_folds() for name, calibration in calibrations.items()}
-
-    def doubts(one: FoldOutputs) -> Doubts:
-        own = one.fold.members
-        return part_doubts(ensemble.targets, one.outputs, lambda name: shares(ensemble.weights_of(name), own), alone)
-
+    outputs: Sequence[MemberOutputs] = [
+        replace(member_outputs([members[m] for m in one.members], store, one.graphs, inputs), fold=one.members)
+        for one in folds
+    ]
+    calibrations: dict[str, AnyCalibration] = {}
+    for target in ensemble.targets:
+        rows = _with_labels(target, outputs)
+        calibrations[target.name] = estimates_of(target).cross_calibration(target, rows, ensemble.weights, nominal)
     everything = np.setdiff1d(np.arange(len(store)), setup.split.test)
-    domain, scores = training_domain(setup, everything, [(one.fold.graphs, doubts(one)) for one in of_every_fold])
-    of_parts = {part: part_scores(ensemble, domain, store, outputs, calibrations) for part, outputs in parts.items()}
-    growth, of_graphs = growth_among(domain, scores)
-    if growth:
-        of_folds = np.split(of_graphs, np.cumsum([len(one.fold.graphs) for one in of_every_fold])[:-1])
-        of_every_fold = tuple(replace(one, distances=own) for one, own in zip(of_every_fold, of_folds))
-        calibrations = {
-            target.name: estimates_of(target).calibration_at(
-                target,
-                calibrations[target.name],
-                _with_labels(target, of_every_fold),
-                ensemble.weights,
-                growth[target.field.on],
-            )
-            for target in ensemble.targets
-        }
-    held_out, rows = held_out_evaluation(setup, of_every_fold, growth)
+    domain, scores, growth, outputs = training_domain(setup, everything, outputs, calibrations)
+    of_parts = {part: part_scores(ensemble, domain, store, one, calibrations) for part, one in parts.items()}
+    for target in ensemble.targets if growth else ():
+        rows, distance = _with_labels(target, outputs), growth[target.field.on]
+        calibrations[target.name] = estimates_of(target).calibration_at(
+            target, calibrations[target.name], rows, ensemble.weights, distance
+        )
+    held_out, own = held_out_evaluation(setup, outputs, growth)
     evaluation, arrays = evaluate_parts(setup, parts, calibrations, of_parts)
     flagged, flags = flag_evaluation(domain, {**of_parts, HELD_OUT: scores})
-    failures = {graph: why for one in of_every_fold for graph, why in one.outputs.failures.items()}
+    failures = {graph: why for one in outputs for graph, why in one.failures.items()}
     return Basis(
         calibrations=calibrations,
         domain=domain,
-        diversity=fold_diversity(ensemble, of_every_fold),
+        diversity=fold_diversity(ensemble, outputs),
         evaluation=Evaluation(
             nominal=nominal,
             parts={HELD_OUT: held_out, **evaluation.parts},
             failed={HELD_OUT: failures, **evaluation.failed},
-            seconds_per_graph=fold_seconds(of_every_fold, ensemble.names),
+            seconds_per_graph=fold_seconds(outputs, ensemble.names),
             domain=flagged,
         ),
-        arrays=rows | arrays | flags,
+        arrays=own | arrays | flags,
     )
 
 
-def _with_labels(target: Target, folds: Sequence[FoldOutputs]) -> list[FoldLabels]:
-    labelled = [one.labelled(target) for one in folds]
-    some = [one for one in labelled if len(one.rows)]
+def _with_labels(target: Target, folds: Sequence[MemberOutputs]) -> list[Labelled]:
+    some = [rows for one in folds if len(rows := one.labelled(target))]
     if not some:
         raise InputError(
             f"field {target.name} has no labelled graph to calibrate on; leave it out or label some graphs"
@@ -216,7 +177,7 @@ def _with_labels(target: Target, folds: Sequence[FoldOutputs]) -> list[FoldLabel
 
 def held_out_estimate(
     target: Target,
-    folds: Sequence[FoldLabels],
+    folds: Sequence[Labelled],
     weights: Float[Array, " members"],
     nominal: float,
     distance: Distance = NO_GROWTH,
@@ -226,18 +187,18 @@ def held_out_estimate(
     for fold in folds:
         others = [one for one in folds if one is not fold]
         calibration = estimates_of(target).cross_calibration(target, others, weights, nominal)
-        calibration = (
-            estimates_of(target).calibration_at(target, calibration, others, weights, distance).without_folds()
-        )
-        own = shares(weights, fold.members)
-        one = estimates_of(target).of(target, fold.rows.members, own, calibration, fold.rows.nodes)
-        one = one.at(calibration, fold.rows.distances)
-        estimates.append(one.spread_members(fold.members, len(weights)))
+        calibration = estimates_of(target).calibration_at(target, calibration, others, weights, distance)
+        calibration = replace(calibration, folds=())  # around the prediction of this fold
+        one = estimates_of(target).of(target, fold.members, shares(weights, fold.fold), calibration, fold.nodes)
+        one = one.at(calibration, fold.distances)
+        every = np.full((len(weights), *one.members.shape[1:]), np.nan)
+        every[list(fold.fold)] = one.members
+        estimates.append(replace(one, members=every))
     return type(estimates[0]).join_parts(estimates)
 
 
 def held_out_evaluation(
-    setup: Setup, folds: Sequence[FoldOutputs], growth: Mapping[str, Distance]
+    setup: Setup, folds: Sequence[MemberOutputs], growth: Mapping[str, Distance]
 ) -> tuple[Part, dict[str, NDArray[Any]]]:
     """Return scores of the cross-validated ensemble and its members, with rows.
 
@@ -247,9 +208,8 @@ def held_out_evaluation(
     everything = np.setdiff1d(np.arange(len(store)), setup.split.test)
     predictors, simple = [], []
     for one in folds:
-        model, graphs = ensemble.members[one.fold.members[0]].model, one.fold.graphs
-        learnt = np.setdiff1d(everything, graphs)
-        fine = np.setdiff1d(graphs, np.array(sorted(one.outputs.failures), dtype=np.int64))
+        model, learnt = ensemble.members[one.fold[0]].model, np.setdiff1d(everything, one.graphs)
+        fine = np.setdiff1d(one.graphs, np.array(sorted(one.failures), dtype=np.int64))
         if len(fine):
             predictors.append((trivial_predictor(store, learnt, model.targets, model.normalisation), fine))
             simple.append((fitted_baselines(store, learnt, model.targets, model.inputs), fine))
@@ -263,34 +223,30 @@ def held_out_evaluation(
             continue
         distance = growth.get(target.field.on, NO_GROWTH)
         estimate = held_out_estimate(target, labelled, ensemble.weights, setup.nominal, distance)
-        rows = [fold.rows for fold in labelled]
-        metrics[target.name], own = target_rows(estimate, rows, ensemble.names, trivial, baselines)
+        metrics[target.name], own = target_rows(estimate, labelled, ensemble.names, trivial, baselines)
         arrays |= {f"{HELD_OUT}/{name}": values for name, values in own.items()}
     return metrics, arrays
 
 
-def fold_diversity(ensemble: Ensemble, folds: Sequence[FoldOutputs]) -> dict[str, dict[str, float]]:
+def fold_diversity(ensemble: Ensemble, folds: Sequence[MemberOutputs]) -> dict[str, dict[str, float]]:
     """Return the mean diversity over folds of several members."""
     result: dict[str, dict[str, float]] = {}
     for target in ensemble.targets:
         values = [
-            estimates_of(target)
-            .evidence(target, one.rows.labels, one.rows.members)
-            .diversity(shares(ensemble.weights, one.members))
+            estimates_of(target).evidence(target, one.labels, one.members).diversity(shares(ensemble.weights, one.fold))
             for one in _with_labels(target, folds)
-            if len(one.members) > 1
+            if len(one.fold) > 1
         ]
         if values:
             result[target.name] = {key: float(np.mean([one[key] for one in values])) for key in values[0]}
     return result
 
 
-def fold_seconds(folds: Sequence[FoldOutputs], names: Sequence[str]) -> dict[str, float]:
+def fold_seconds(folds: Sequence[MemberOutputs], names: Sequence[str]) -> dict[str, float]:
     """Return seconds per graph of every member; the mean where unknown."""
     seconds, graphs = np.zeros(len(names)), np.zeros(len(names))
     for one in folds:
-        members = list(one.fold.members)
-        seconds[members] += one.outputs.seconds
-        graphs[members] += len(one.fold.graphs)
+        seconds[list(one.fold)] += one.seconds
+        graphs[list(one.fold)] += len(one.graphs)
     per_graph = np.where(graphs > 0, seconds, seconds.sum()) / np.where(graphs > 0, graphs, graphs.sum())
     return dict(zip(names, per_graph.tolist()))

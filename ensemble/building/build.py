@@ -26,7 +26,7 @@ from hydragnn.base.files import (
 )
 from hydragnn.base.places import absent_store, distinct_names, paths_of, text_of, weights_folder
 from hydragnn.datasets import GraphStore, Split, open_store
-from hydragnn.ensemble.building.basis import Basis, cross_validated, validated, weighted
+from hydragnn.ensemble.building.basis import cross_validated, validated, weighted
 from hydragnn.ensemble.building.evaluation import (
     HELD_OUT,
     Evaluation,
@@ -40,7 +40,7 @@ from hydragnn.ensemble.domain import FALSE_ALARMS
 from hydragnn.ensemble.ensemble import Ensemble, ensemble_of
 from hydragnn.ensemble.estimates.moments import are_shares
 from hydragnn.ensemble.manifest import Manifest, MemberEntry, checksum, write_manifest
-from hydragnn.ensemble.members.member import Member, check_members, check_no_copies, load_run
+from hydragnn.ensemble.members.member import Member, check_members, check_no_copies, load_member
 from hydragnn.ensemble.members.outputs import member_outputs
 from hydragnn.ensemble.uses.foreign import Baseline, aligned_baseline
 from hydragnn.record import FINISHED, read_record
@@ -92,12 +92,21 @@ def build_ensemble(
         members = _members(folders, weights, branch)
         store = _store_of(members[0], store)
         compared = _baselines(folders, baselines, members[0], store, check)
-        setup, folds = _setup(members, store, nominal, false_alarms)
+        split, folds = calibrating_split(members, store)
+        setup = Setup(
+            ensemble=with_latent_spaces(ensemble_of(members), store),
+            store=store,
+            split=split,
+            baselines=fitted_baselines(store, split.train, members[0].model.targets, members[0].model.inputs),
+            nominal=nominal,
+            false_alarms=false_alarms,
+        )
         check()
         learns = not folds and (weights is None if by_field is None else by_field)
-        setup, basis = _with_basis(setup, folds, learns, check)
-
-        split = setup.split
+        setup, valid = weighted(setup) if learns else (setup, None)
+        parts = {"test": setup.outputs(split.test)} if len(split.test) else {}
+        check()
+        basis = cross_validated(setup, parts, folds) if folds else validated(setup, parts, valid)
         held_out = np.concatenate([fold.graphs for fold in folds] or [split.test[:0]])
         graphs_of = {"valid": split.valid, "test": split.test, HELD_OUT: held_out}
         evaluation = with_baselines(basis.evaluation, compared, store, graphs_of)
@@ -113,30 +122,6 @@ def build_ensemble(
     if evaluation.caveat:
         print_note(evaluation.caveat)
     return evaluation
-
-
-def _setup(
-    members: Sequence[Member], store: GraphStore, nominal: float, false_alarms: float
-) -> tuple[Setup, Sequence[Fold]]:
-    """Return what is evaluated, and on which data; with folds for cross-validation."""
-    split, folds = calibrating_split(members, store)
-    ensemble, model = with_latent_spaces(ensemble_of(members), store), members[0].model
-    simple = fitted_baselines(store, split.train, model.targets, model.inputs)
-    setup = Setup(
-        ensemble=ensemble, store=store, split=split, baselines=simple, nominal=nominal, false_alarms=false_alarms
-    )
-    return setup, folds
-
-
-def _with_basis(
-    setup: Setup, folds: Sequence[Fold], learns_weights: bool, check: Callable[[], None]
-) -> tuple[Setup, Basis]:
-    """Return the setup with weights of members, and what they come to."""
-    setup, valid = weighted(setup) if learns_weights else (setup, None)
-    test = setup.split.test
-    parts = {"test": setup.outputs(test)} if len(test) else {}
-    check()
-    return setup, cross_validated(setup, parts, folds) if folds else validated(setup, parts, valid)
 
 
 def _baselines(
@@ -168,7 +153,7 @@ def _members(runs: Sequence[Path], weights: Sequence[float] | None, branch: str)
             f"weights {shares} are no shares for {len(runs)} runs; give one each, from 0 on, that add up to 1"
         )
     members = [
-        replace(load_run(run, weight=weight, branch=branch), name=name)
+        load_member(run, name=name, weight=weight, branch=branch)
         for run, weight, name in zip(runs, shares, distinct_names([run.resolve() for run in runs]), strict=True)
     ]
     check_members(members)
@@ -234,13 +219,11 @@ def evaluate_ensemble(
         if field.name not in names:
             raise InputError(f"the store has no labels {field.name}; {nearest(field.name, names)}")
     outputs = member_outputs(ensemble.members, store, numbers, ensemble.needed(store), ensemble.manifest.simple)
-    members = [member.name for member in ensemble.members]
     calibrations = ensemble.manifest.calibration
     scores = part_scores(ensemble, ensemble.manifest.domain, store, outputs, calibrations)
-    part, _ = part_evaluation(
-        ensemble.targets, outputs, members, ensemble.weights_of, calibrations, {}, {}, scores.distances
-    )
-    return joint_evaluation(members, {"all": outputs}, {"all": part}, ensemble.manifest.nominal)
+    outputs = replace(outputs, distances=scores.distances)
+    part, _ = part_evaluation(ensemble, outputs, calibrations)
+    return joint_evaluation(ensemble.names, {"all": outputs}, {"all": part}, ensemble.manifest.nominal)
 
 
 def _data(member: Member, store: GraphStore, split: Split, folds: Sequence[Fold], out: Path) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Scores of an ensemble beside its members and the trivial predictor."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from dataclasses import field as member
 from types import MappingProxyType
@@ -15,6 +15,7 @@ from hydragnn.base.shown import Shown
 from hydragnn.datasets import Budget, GraphStore
 from hydragnn.ensemble.building.held_out import Parts, Setup
 from hydragnn.ensemble.domain import DomainScores
+from hydragnn.ensemble.ensemble import Ensemble
 from hydragnn.ensemble.estimates.calibration.protocol import AnyCalibration
 from hydragnn.ensemble.estimates.estimate import Estimate, Labelled, Metrics, TargetEvaluation
 from hydragnn.ensemble.estimates.metrics import point_metrics, volume_scores
@@ -24,13 +25,15 @@ from hydragnn.ensemble.members.outputs import PERSISTENCE, MemberOutputs
 from hydragnn.ensemble.uses.foreign import Baseline
 from hydragnn.models import Target
 from hydragnn.training import errors_on, trivial_predictor
-from hydragnn.training.baselines import VOLUME, BaselineMetrics, baseline_errors
+from hydragnn.training.baselines import VOLUME, baseline_errors
 from hydragnn.training.class_metrics import values_of
 
 VERSION = 1
 """Version of ``evaluation.json``."""
 HELD_OUT: Final = "held-out"
 """The part in which every graph is predicted by the members that have not seen it, of ensembles by cross-validation."""
+
+NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 
 Part = dict[str, TargetEvaluation]
 """Scores by target; a target without labels is absent."""
@@ -115,34 +118,31 @@ def target_evaluation(value: Mapping[str, Any]) -> TargetEvaluation:
 
 
 def part_evaluation(
-    targets: Sequence[Target],
+    model: Ensemble | Baseline,
     outputs: MemberOutputs,
-    names: Sequence[str],
-    weights_of: Callable[[str], Float[Array, " members"]],
-    calibrations: Mapping[str, AnyCalibration],
-    trivial: Mapping[str, Mapping[str, float | None]],
-    baselines: BaselineMetrics,
-    distances: Float[Array, "graphs three"] | None = None,
-    climatologies: Mapping[str, Array] = MappingProxyType({}),
+    calibrations: Mapping[str, AnyCalibration] = NOTHING,
+    trivial: Mapping[str, Metrics] = NOTHING,
+    baselines: Mapping[str, Mapping[str, Metrics]] = NOTHING,
+    climatologies: Mapping[str, Array] = NOTHING,
 ) -> tuple[Part, dict[str, NDArray[Any]]]:
     """Return scores of every target on one part, with their rows.
 
-    ``distances`` are those of the graphs from training.
     Rows are the labelled items with their components flattened. A target without labels in this part is left out.
     """
     metrics: Part = {}
     arrays: dict[str, NDArray[Any]] = {}
-    for target in targets:
-        rows = outputs.labelled(target, distances)
+    for target in model.targets:
+        rows, weights = outputs.labelled(target), model.weights_of(target.name)
         if not len(rows):
             continue
         calibration = calibrations.get(target.name)
-        one = estimates_of(target).of(target, rows.members, weights_of(target.name), calibration, rows.nodes)
-        metrics[target.name], own = target_rows(one.at(calibration, rows.distances), [rows], names, trivial, baselines)
+        one = estimates_of(target).of(target, rows.members, weights, calibration, rows.nodes)
+        one = one.at(calibration, rows.distances)
+        metrics[target.name], own = target_rows(one, [rows], model.names, trivial, baselines)
         arrays |= own
         if outputs.weights and target.field.on == "node" and not target.field.classes:
-            weights, usual = weights_of(target.name), climatologies.get(target.field.name)
-            metrics[target.name] = with_fields(metrics[target.name], target, outputs, names, weights, usual)
+            usual = climatologies.get(target.field.name)
+            metrics[target.name] = with_fields(metrics[target.name], target, outputs, model.names, weights, usual)
     if not metrics:
         raise InputError(
             "this part of the data has no labelled graph that could be predicted; give the split a larger fraction"
@@ -219,7 +219,6 @@ def evaluate_parts(
     """
     ensemble, model = setup.ensemble, setup.ensemble.members[0].model
     trivial = trivial_predictor(setup.store, setup.split.train, model.targets, model.normalisation)
-    names = [member.name for member in ensemble.members]
     climatologies = climatologies_of(setup.store, setup.split.train, model.targets)
     metrics: dict[str, Part] = {}
     arrays: dict[str, NDArray[Any]] = {}
@@ -228,18 +227,15 @@ def evaluate_parts(
         baseline = errors_on(trivial, setup.store, fine, model.targets, Budget(max_graphs=1024)) if len(fine) else {}
         baselines = baseline_errors([(setup.baselines, fine)], setup.store, model.targets) if len(fine) else {}
         metrics[part], rows = part_evaluation(
-            ensemble.targets,
-            outputs,
-            names,
-            ensemble.weights_of,
+            ensemble,
+            replace(outputs, distances=scores[part].distances),
             calibrations,
             baseline,
             baselines,
-            scores[part].distances,
             climatologies,
         )
         arrays |= {f"{part}/{name}": values for name, values in rows.items()}
-    return joint_evaluation(names, parts, metrics, setup.nominal), arrays
+    return joint_evaluation(ensemble.names, parts, metrics, setup.nominal), arrays
 
 
 def with_baselines(
@@ -249,20 +245,15 @@ def with_baselines(
     parts: Mapping[str, Int[np.ndarray, " graphs"]],
 ) -> Evaluation:
     """Return the evaluation with scores of calculators beside the simple predictors."""
-    scores = dict(evaluation.parts)
+    scores = {part: dict(of_targets) for part, of_targets in evaluation.parts.items()}
     for baseline in baselines:
+        (who,) = baseline.names
         for part, of_targets in scores.items():
-            with as_note(f"baseline {baseline.name} has no errors of {part}"):
-                outputs = baseline.outputs(store, parts[part])
-                own, _ = part_evaluation(baseline.targets, outputs, [baseline.name], lambda _: np.ones(1), {}, {}, {})
-                scores[part] = of_targets | {
-                    name: replace(
-                        of_targets[name],
-                        baselines={**of_targets[name].baselines, baseline.name: one.members[baseline.name]},
-                    )
-                    for name, one in own.items()
-                    if name in of_targets
-                }
+            with as_note(f"baseline {who} has no errors of {part}"):
+                own, _ = part_evaluation(baseline, baseline.outputs(store, parts[part]))
+                for name in own.keys() & of_targets.keys():
+                    every = {**of_targets[name].baselines, who: own[name].members[who]}
+                    of_targets[name] = replace(of_targets[name], baselines=every)
     return replace(evaluation, parts=scores)
 
 

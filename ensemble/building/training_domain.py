@@ -1,6 +1,6 @@
 """The training domain of an ensemble, and the graphs that it flags."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, get_args
 
@@ -25,8 +25,8 @@ from hydragnn.ensemble.domain import (
     scores_of,
     views,
 )
-from hydragnn.ensemble.domain.detector import Numbers
 from hydragnn.ensemble.ensemble import Ensemble
+from hydragnn.ensemble.estimates.calibration.cross_validation import shares
 from hydragnn.ensemble.estimates.calibration.protocol import (
     AnyCalibration,
     Distance,
@@ -34,11 +34,11 @@ from hydragnn.ensemble.estimates.calibration.protocol import (
 )
 from hydragnn.ensemble.estimates.moments import Array
 from hydragnn.ensemble.estimates.predictions import estimates_of
-from hydragnn.ensemble.members.latent import LatentFit
+from hydragnn.ensemble.members.latent import fitted_space
 from hydragnn.ensemble.members.member import final_states
 from hydragnn.ensemble.members.outputs import MemberOutputs
 from hydragnn.graphs.field import ATOMIC_NUMBERS, Location
-from hydragnn.models import Point, Target
+from hydragnn.models import Point
 from hydragnn.runs.label_notes import open_compositions
 
 Calibrations = Mapping[str, AnyCalibration]
@@ -48,21 +48,35 @@ def with_latent_spaces(ensemble: Ensemble, store: GraphStore) -> Ensemble:
     """Return the ensemble with the final states of training graphs fitted."""
     members = []
     for member, split in zip(ensemble.members, splits_of(ensemble.members, store), strict=True):
-        fit = LatentFit(member.model.model.channels)
-        for _, view in views(store, references_of(split.train), ensemble.needed(store), 1.0):
-            fit.show(final_states(member, view.batch), view.batch.owner("node"), len(view))
-        members.append(replace(member, latent=fit.space()))
+        batches = (view.batch for _, view in views(store, references_of(split.train), ensemble.needed(store), 1.0))
+        states = ((final_states(member, one), one.owner("node"), len(one)) for one in batches)
+        members.append(replace(member, latent=fitted_space(member.model.model.channels, states)))
     return Ensemble(members, ensemble.manifest, ensemble.digest)
 
 
 def training_domain(
-    setup: Setup, train: Int[np.ndarray, " train"], held_out: Sequence[tuple[Numbers, Doubts]]
-) -> tuple[Domain, DomainScores]:
-    """Return the domain of the graphs ``train``, with scores of held-out graphs."""
+    setup: Setup, train: Int[np.ndarray, " train"], held_out: Sequence[MemberOutputs], calibrations: Calibrations
+) -> tuple[Domain, DomainScores, dict[str, Distance], Sequence[MemberOutputs]]:
+    """Return the domain of the graphs ``train``, and scores and growths of held-out graphs.
+
+    Growths are by location of fields, empty if they are not known; else held-out graphs, the last value, have distances, each with the
+    p-value against the others.
+    """
     ensemble, store = setup.ensemble, setup.store
+    alone = {name: replace(one, folds=()) for name, one in calibrations.items()}
+    doubts = [(one.graphs, part_doubts(ensemble, one, alone)) for one in held_out]
     of_members = [*reference_detectors(ensemble, store, train), *detectors_of_members(ensemble)]
     needed = ensemble.needed(store)
-    return fitted_domain(store, train, held_out, ensemble.inputs, needed, of_members, setup.false_alarms)
+    domain, scores = fitted_domain(store, train, doubts, ensemble.inputs, needed, of_members, setup.false_alarms)
+    graphs = len(domain.rarity.held_out) if domain.rarity else 0
+    if not graphs:
+        return domain, scores, {}, held_out
+    distances = scores.distances.copy()
+    distances[:, 0] = held_out_p_values(scores.p_values, graphs)
+    known = distances[~np.isnan(scores.p_values)]
+    growth = {on: Distance.among(known, further=float(on == "graph")) for on in get_args(Location)}
+    of_parts = np.split(distances, np.cumsum([len(one.graphs) for one in held_out])[:-1])
+    return domain, scores, growth, [replace(one, distances=own) for one, own in zip(held_out, of_parts)]
 
 
 def reference_detectors(ensemble: Ensemble, store: GraphStore, train: Int[np.ndarray, " train"]) -> list[Detector]:
@@ -96,22 +110,8 @@ def part_scores(
     ensemble: Ensemble, domain: Domain, store: GraphStore, outputs: MemberOutputs, calibrations: Calibrations
 ) -> DomainScores:
     """Return the scores of the graphs of a part."""
-    doubts = part_doubts(ensemble.targets, outputs, ensemble.weights_of, calibrations)
+    doubts = part_doubts(ensemble, outputs, calibrations)
     return scores_of(domain, store, outputs.graphs, ensemble.needed(store), doubts)
-
-
-def growth_among(domain: Domain, scores: DomainScores) -> tuple[dict[str, Distance], Float[Array, "graphs three"]]:
-    """Return growths by location of fields, if known, and distances of held-out graphs.
-
-    Each has the p-value against the others.
-    """
-    graphs = len(domain.rarity.held_out) if domain.rarity else 0
-    if not graphs:
-        return {}, scores.distances
-    distances = scores.distances
-    distances[:, 0] = held_out_p_values(scores.p_values, graphs)
-    known = distances[~np.isnan(scores.p_values)]
-    return {on: Distance.among(known, further=float(on == "graph")) for on in get_args(Location)}, distances
 
 
 def flag_evaluation(
@@ -128,7 +128,7 @@ def flag_evaluation(
             name: float(np.mean([name in reason.split("; ") for reason in one.reasons])) for name in names
         }
         arrays[f"{part}/domain/scores"] = np.array([*one.scores.values()]).reshape(len(names), len(one.reasons)).T
-        arrays |= {f"{part}/domain/p_values": one.p_values, f"{part}/domain/further": one.further}
+        arrays |= {f"{part}/domain/p_values": one.p_values, f"{part}/domain/further": one.distances[:, 2]}
     allowed = {"false_alarms": domain.rarity.limit if domain.rarity else 0.0, "detectors": names}
     if domain.rarity and domain.rarity.limit > domain.rarity.false_alarms:
         allowed |= {"held_out": len(domain.rarity.held_out), "asked": domain.rarity.false_alarms}
@@ -136,19 +136,19 @@ def flag_evaluation(
     return {**allowed, "flagged": flagged, "flagged_by_detector": by_detector}, arrays
 
 
-def part_doubts(
-    targets: Sequence[Target],
-    outputs: MemberOutputs,
-    weights_of: Callable[[str], Float[Array, " members"]],
-    calibrations: Calibrations,
-) -> Doubts:
+def part_doubts(ensemble: Ensemble, outputs: MemberOutputs, calibrations: Calibrations) -> Doubts:
     """Return the uncertainty of members about graphs, nodes and targets."""
+
+    def weights_of(field: str) -> Float[Array, " members"]:
+        weights = ensemble.weights_of(field)
+        return shares(weights, outputs.fold) if outputs.fold else weights
+
     estimates = {
         target.name: estimates_of(target).of(
             target, outputs.of(target), weights_of(target.name), calibrations.get(target.name), outputs.nodes(target)
         )
-        for target in targets
+        for target in ensemble.targets
     }
-    owners = {target.name: outputs.positions(target) for target in targets}
+    owners = {target.name: outputs.positions(target) for target in ensemble.targets}
     # weights of no field: members disagree whatever weighs in a field
     return doubts_of(estimates, owners, outputs.outcomes, weights_of(STATES))[0]

@@ -35,7 +35,6 @@ REST = 0.1
 """Share of the mean over fields beside the worst field."""
 
 Shares = Float[Array, " members"]
-Rows = Float[Array, " rows"]
 
 
 def fitted_weights(

@@ -11,10 +11,10 @@ from typing import Any, ClassVar
 import numpy as np
 from jaxtyping import Float, Int
 
+from hydragnn.ensemble.estimates.moments import Array
 from hydragnn.graphs.batch import GraphBatch, edge_vectors
 from hydragnn.graphs.field import ATOMIC_NUMBERS, Field
 
-Array = np.ndarray  # a class, as shapes need one: an alias of NDArray is none from numpy 2.5 on
 Numbers = np.ndarray
 
 LARGEST_TABLE = 128

@@ -2,12 +2,12 @@
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 from jaxtyping import Bool, Float
@@ -46,6 +46,8 @@ REASONS = 3
 CONCERNED = 0.5
 """Share of the largest excess from which a detector is a reason as well."""
 
+Kind = TypeVar("Kind", bound=Detector)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class DomainScores:
@@ -53,21 +55,21 @@ class DomainScores:
 
     scores: Mapping[str, Float[Array, " graphs"]]
     """By detector: 0 is usual, and one held-out graph in twenty exceeds 1 in a channel; NaN where unknown."""
-    p_values: Float[Array, " graphs"]
-    """See ``Rarity.p_values``; NaN where unknown."""
-    doubts: Float[Array, " graphs"]
-    """See ``Domain.doubts``; NaN where unknown."""
-    further: Float[Array, " graphs"]
-    """See ``Domain.further``; NaN where unknown."""
+    distances: Float[Array, "graphs three"]
+    """What uncertainties grow with, NaN where unknown: p-values (``Rarity.p_values``), and two logarithms.
+
+    How far members' doubts exceed the median of held-out graphs, as root mean squares over nodes or edges, mean of targets; and the distance from
+    similar graphs over the usual one. 0 where they are not beyond, and without such detectors.
+    """
     reasons: tuple[str, ...]
     """Reason of each flagged graph, or the detectors that see it; empty for others."""
     node_p_values: Float[Array, " nodes"] | None = None
     """The same of every node among nodes; None where they are not known."""
 
     @property
-    def distances(self) -> Float[Array, "graphs three"]:
-        """Return what uncertainties grow with, side by side."""
-        return np.stack([self.p_values, self.doubts, self.further], axis=1)
+    def p_values(self) -> Float[Array, " graphs"]:
+        """Return the p-values; NaN where unknown."""
+        return self.distances[:, 0]
 
     def spread_over(self, graphs: Bool[np.ndarray, " all"], nodes: Bool[np.ndarray, " all_nodes"]) -> "DomainScores":
         """Return the scores as rows of more graphs, NaN for others."""
@@ -75,9 +77,7 @@ class DomainScores:
         reasons[graphs] = self.reasons
         return DomainScores(
             scores={name: _as_rows(values, graphs) for name, values in self.scores.items()},
-            p_values=_as_rows(self.p_values, graphs),
-            doubts=_as_rows(self.doubts, graphs),
-            further=_as_rows(self.further, graphs),
+            distances=_as_rows(self.distances, graphs),
             reasons=tuple(reasons.tolist()),
             node_p_values=None if self.node_p_values is None else _as_rows(self.node_p_values, nodes),
         )
@@ -149,10 +149,7 @@ class Domain:
         """Return scores for values of channels; reasons are names of detectors."""
         valid = ~np.isnan(values).all(axis=1)
         if self.rarity is None:
-            unknown = np.full(len(values), np.nan)
-            return DomainScores(
-                scores={}, p_values=unknown, doubts=unknown, further=unknown, reasons=("",) * len(values)
-            )
+            return DomainScores(scores={}, distances=np.full((len(values), 3), np.nan), reasons=("",) * len(values))
         excesses, names = self.rarity.standardised(values), [detector.name for detector in self.detectors]
         largest = np.stack([excesses[:, a:b].max(axis=1, initial=0.0) for a, b in pairwise(self._ends)], axis=1)
         reasons = [""] * len(values)
@@ -161,42 +158,29 @@ class Domain:
             reasons[graph] = "; ".join(
                 names[n] for n in order.tolist() if largest[graph, n] >= CONCERNED * largest[graph].max()
             )
+        spread = [
+            first + n for first, one in self._of_kind(Spread) for n, (_, column) in enumerate(one.columns) if column
+        ]
+        beyond = excesses * self.rarity.unit
+        distances = [self.rarity.p_values(excesses)]
+        for columns in (spread, [first + 1 for first, _ in self._of_kind(Statistics)]):
+            own = beyond[:, columns].clip(0.0, LARGEST_DOUBT).mean(axis=1) if columns else np.zeros(len(values))
+            distances.append(own)
         return DomainScores(
             scores={name: np.where(valid, column, np.nan) for name, column in zip(names, largest.T)},
-            p_values=np.where(valid, self.rarity.p_values(excesses), np.nan),
-            doubts=np.where(valid, self.doubts(excesses), np.nan),
-            further=np.where(valid, self.further(excesses), np.nan),
+            distances=np.where(valid, distances, np.nan).T,
             reasons=tuple(reasons),
         )
 
-    def doubts(self, excesses: Float[Array, "graphs channels"]) -> Float[Array, " graphs"]:
-        """Return how far members' doubts exceed the median of held-out graphs.
-
-        Logarithms of root mean squares over nodes or edges, mean of targets; 0 where they do not, and without such targets.
-        """
-        columns = [
-            first + number
-            for detector, first in zip(self.detectors, self._ends)
-            if isinstance(detector, Spread)
-            for number, (_, is_mean_square) in enumerate(detector.columns)
-            if is_mean_square
-        ]
-        if self.rarity is None or not columns:
-            return np.zeros(len(excesses))
-        return (excesses[:, columns] * self.rarity.unit[columns]).clip(0.0, LARGEST_DOUBT).mean(axis=1)
-
-    def further(self, excesses: Float[Array, "graphs channels"]) -> Float[Array, " graphs"]:
-        """Return logarithms of distances from similar graphs over usual ones."""
-        for detector, first in zip(self.detectors, self._ends):
-            if isinstance(detector, Statistics) and self.rarity is not None:
-                return (excesses[:, first + 1] * self.rarity.unit[first + 1]).clip(0.0, LARGEST_DOUBT)
-        return np.zeros(len(excesses))
+    def _of_kind(self, kind: type[Kind]) -> Iterator[tuple[int, Kind]]:
+        """Yield the detectors of a kind, each after its first channel."""
+        return ((first, one) for one, first in zip(self.detectors, self._ends) if isinstance(one, kind))
 
     def usual_doubt(self, target: str) -> float:
         """Return the median doubt of held-out graphs; NaN if unknown."""
-        for detector, first in zip(self.detectors, self._ends):
-            if isinstance(detector, Spread) and self.rarity is not None and target in detector.of_nodes:
-                return float(np.exp(self.rarity.usual[first + detector.columns.index((target, 1))]))
+        for first, spread in self._of_kind(Spread):
+            if self.rarity is not None and target in spread.of_nodes:
+                return float(np.exp(self.rarity.usual[first + spread.columns.index((target, 1))]))
         return math.nan
 
     @property
@@ -205,22 +189,20 @@ class Domain:
         return [0, *np.cumsum([len(detector.channels) for detector in self.detectors]).tolist()]
 
 
-def _as_rows(values: Float[Array, " some"], rows: Bool[np.ndarray, " all"]) -> Float[Array, " all"]:
-    result = np.full(len(rows), np.nan)
+def _as_rows(values: Float[Array, "some ..."], rows: Bool[np.ndarray, " all"]) -> Float[Array, "all ..."]:
+    result = np.full((len(rows), *values.shape[1:]), np.nan)
     result[rows] = values
     return result
 
 
 def values_of(detectors: Sequence[Detector], view: GraphView) -> Float[Array, "graphs channels"]:
     """Return values of these detectors, side by side."""
-    columns = [detector.values(view) for detector in detectors]
-    return np.concatenate([np.zeros((len(view), 0)), *columns], axis=1)
+    return np.concatenate([np.zeros((len(view), 0)), *(one.values(view) for one in detectors)], axis=1)
 
 
 def node_values_of(detectors: Sequence[Detector], view: GraphView) -> Float[Array, "nodes channels"]:
     """Return values of nodes by these detectors, side by side."""
-    columns = [detector.node_values(view) for detector in detectors]
-    return np.concatenate([np.zeros((view.batch.num_nodes, 0)), *columns], axis=1)
+    return np.concatenate([one.node_values(view) for one in detectors], axis=1)
 
 
 def domain_from_json(value: Mapping[str, Any], folder: Path, fields: Mapping[str, Field]) -> Domain:

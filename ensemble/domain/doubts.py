@@ -27,7 +27,7 @@ def item_doubts(one: Estimate, weights: Float[Array, " members"]) -> Float[Array
     Of classes the entropy. Of numbers the standard deviation between members, as root mean square over components; of one
     member the noise that it predicts.
     """
-    values = one.doubt
+    values = one[one.doubt_name]
     if one.doubt_name == "std":
         rows = np.flatnonzero(weights)  # of models: a simple predictor is the last
         away = one.members[rows] - np.average(one.members[rows], axis=0, weights=weights[rows])
@@ -177,7 +177,7 @@ class Latent(Detector):
         return {
             f"{number}{suffix}": values
             for number, space in enumerate(self.spaces)
-            for suffix, values in space.tensors().items()
+            for suffix, values in (("", space.whitening), ("/mean", space.mean), ("/of_graphs", space.of_graphs))
         }
 
     @classmethod

@@ -25,7 +25,6 @@ from hydragnn.ensemble.estimates.estimate import (
     CandidateEvidence,
     Counts,
     Estimate,
-    FoldLabels,
     Labelled,
     Members,
     Metrics,
@@ -123,23 +122,19 @@ class ClassEstimate(Estimate):
 
     @classmethod
     def cross_calibration(
-        cls, target: Target, folds: Sequence[FoldLabels], weights: Weights, nominal: float
+        cls, target: Target, folds: Sequence[Labelled], weights: Weights, nominal: float
     ) -> ClassCalibration:
         """Return the temperature of least NLL of all folds, and CV+ sets."""
         field = target.field
-        raw = [
-            np.tensordot(shares(weights, fold.members), member_probabilities(fold.rows.members), axes=1)
-            for fold in folds
-        ]
-        graph = np.concatenate([fold.rows.graph for fold in folds])
-        labels = np.concatenate([fold.rows.labels for fold in folds])
+        raw = [np.tensordot(shares(weights, one.fold), member_probabilities(one.members), axes=1) for one in folds]
+        graph = np.concatenate([one.graph for one in folds])
+        labels = np.concatenate([one.labels for one in folds])
         fitted = fit_classes(field, labels, np.concatenate(raw), graph, nominal=nominal)
         scores = []
-        for fold, probabilities in zip(folds, raw):
-            others_of_label = label_scores(field, fold.rows.labels, probabilities, fitted.temperature)
-            owners = np.repeat(fold.rows.graph, field.width)
-            scores.append((graph_scores(others_of_label, owners, fitted.graphs),))
-        return with_fold_scores(fitted, [fold.members for fold in folds], scores)
+        for one, probabilities in zip(folds, raw):
+            others_of_label = label_scores(field, one.labels, probabilities, fitted.temperature)
+            scores.append((graph_scores(others_of_label, np.repeat(one.graph, field.width), fitted.graphs),))
+        return with_fold_scores(fitted, [one.fold for one in folds], scores)
 
     @classmethod
     def evidence(cls, target: Target, labels: Labels, members: Members) -> CandidateEvidence:
@@ -186,14 +181,10 @@ class ClassEstimate(Estimate):
 
     def rows(self, labels: Labels, graph: Owners) -> dict[str, NDArray[Any]]:
         """Return target, all quantities, and the graph of each row."""
-        classes = self.field.classes
-        values = {quantity: self[quantity] for quantity in self.quantities}
+        classes = [self.field.classes]
         return {
             "target": labels.ravel().astype(np.int64),
-            **{
-                name: array.reshape(-1, classes) if name in PER_CLASS else array.ravel()
-                for name, array in values.items()
-            },
+            **{name: self[name].reshape(-1, *classes * (name in PER_CLASS)) for name in self.quantities},
             "graph": np.repeat(graph, self.field.width),
         }
 

@@ -7,7 +7,7 @@ from dataclasses import field as member
 from typing import Any, ClassVar
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from numpy.typing import NDArray
 
 from hydragnn.base.errors import InputError, nearest
@@ -28,7 +28,7 @@ PER_NODE = ("mae_per_node", "rmse_per_node")
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Labelled:
-    """Labelled items of one target in one part, with predictions of members."""
+    """Labelled items of one target in one part or fold, with predictions of members."""
 
     labels: Labels
     members: Members
@@ -36,18 +36,11 @@ class Labelled:
     nodes: Counts
     distances: Float[Array, "items three"] | None = None
     """Distances of each item's graph from training (``DomainScores.distances``); None where there are none."""
+    fold: tuple[int, ...] = ()
+    """Positions in the ensemble of these members, which have not seen the items; empty of all members."""
 
     def __len__(self) -> int:
         return len(self.labels)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class FoldLabels:
-    """Labelled items that some members have not seen, with their predictions."""
-
-    members: tuple[int, ...]
-    """Positions in the ensemble."""
-    rows: Labelled
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -141,6 +134,7 @@ class Estimate(ABC):
     scored: ClassVar[str]
     """The quantity that is scored, in the form of the values of members."""
     doubt_name: ClassVar[str]
+    """The uncertainty of items, by which graphs are flagged."""
     score_names: ClassVar[tuple[str, ...]]
     """Scores of the trivial predictor."""
     ranking: ClassVar[str]
@@ -155,28 +149,12 @@ class Estimate(ABC):
         """Return the field that is predicted."""
         return self.target.field
 
-    @property
-    def asked(self) -> Bool[np.ndarray, "members items"]:
-        """Return which members predicted which items."""
-        return np.asarray(np.isfinite(self.members).all(axis=tuple(range(2, self.members.ndim))))
-
-    def spread_members(self, positions: Sequence[int], members: int) -> "Estimate":
-        """Return the estimate as part of an ensemble of more members."""
-        every = np.full((members, *self.members.shape[1:]), np.nan)
-        every[list(positions)] = self.members
-        return replace(self, members=every)
-
     def __getitem__(self, quantity: str) -> NDArray[Any]:
         """Return one of ``quantities`` by name."""
         if quantity not in self.quantities:
             raise InputError(f"an estimate has no {quantity}; {nearest(quantity, list(self.quantities))}")
         values: NDArray[Any] = getattr(self, quantity)
         return values
-
-    @property
-    def doubt(self) -> Float[Array, "items *shape"]:
-        """Return the uncertainty of every item, by which graphs are flagged."""
-        return self[self.doubt_name]
 
     @classmethod
     @abstractmethod
@@ -219,7 +197,7 @@ class Estimate(ABC):
     @classmethod
     @abstractmethod
     def cross_calibration(
-        cls, target: Target, folds: Sequence[FoldLabels], weights: Weights, nominal: float
+        cls, target: Target, folds: Sequence[Labelled], weights: Weights, nominal: float
     ) -> AnyCalibration:
         """Return the CV+ calibration on graphs that folds have not seen.
 
@@ -231,7 +209,7 @@ class Estimate(ABC):
         cls,
         target: Target,
         calibration: AnyCalibration,
-        folds: Sequence[FoldLabels],
+        folds: Sequence[Labelled],
         weights: Weights,
         distance: Distance,
     ) -> AnyCalibration:
@@ -271,15 +249,16 @@ class Estimate(ABC):
                 scores |= {name: of_nodes[name.removesuffix("_per_node")] for name in PER_NODE}
             return scores
 
+        predicted = np.isfinite(self.members).all(axis=tuple(range(2, self.members.ndim)))  # [members, items]
         scores = {
-            name: errors(values, items) for name, values, items in zip(names, self.members, self.asked) if items.any()
+            name: errors(values, items) for name, values, items in zip(names, self.members, predicted) if items.any()
         }
         keys = self.score_names + (PER_NODE if self.target.extensive else ())
         return TargetEvaluation(
             unit=self.field.unit,
             trivial={key: trivial.get(key) for key in keys},
             members=scores,
-            best_member=min(scores, key=lambda name: scores[name][self.ranking]) if self.asked.all() else "",
+            best_member=min(scores, key=lambda name: scores[name][self.ranking]) if predicted.all() else "",
             ensemble={**errors(self[self.scored]), **self.uncertainty_scores(labels)},
             baselines={name: {key: of.get(key) for key in keys} for name, of in baselines.items()},
         )

@@ -51,14 +51,6 @@ def total_variance(
     return MixtureMoments(mean=mean, epistemic=epistemic, aleatoric=aleatoric)
 
 
-def join_moments(parts: Sequence[MixtureMoments]) -> MixtureMoments:
-    """Return the moments of consecutive items as one."""
-    means, epistemic, aleatoric = zip(*((part.mean, part.epistemic, part.aleatoric) for part in parts))
-    return MixtureMoments(
-        mean=np.concatenate(means), epistemic=np.concatenate(epistemic), aleatoric=np.concatenate(aleatoric)
-    )
-
-
 def isotropic(moments: MixtureMoments, axes: int) -> MixtureMoments:
     """Return moments with variances averaged over the last ``axes`` axes.
 

@@ -25,7 +25,6 @@ from hydragnn.ensemble.estimates.estimate import (
     CandidateEvidence,
     Counts,
     Estimate,
-    FoldLabels,
     Labelled,
     Members,
     Weights,
@@ -37,7 +36,7 @@ from hydragnn.ensemble.estimates.metrics import (
     point_metrics,
     rank_correlation,
 )
-from hydragnn.ensemble.estimates.moments import Array, MixtureMoments, join_moments, total_variance
+from hydragnn.ensemble.estimates.moments import Array, MixtureMoments, total_variance
 from hydragnn.graphs.field import Field
 from hydragnn.models import Distribution, Number, Point, Target
 
@@ -112,36 +111,34 @@ class NumberEstimate(Estimate):
 
     @classmethod
     def cross_calibration(
-        cls, target: Target, folds: Sequence[FoldLabels], weights: Weights, nominal: float
+        cls, target: Target, folds: Sequence[Labelled], weights: Weights, nominal: float
     ) -> Calibration:
         """Return CV+ on a scale chosen by the same graphs."""
         field = target.field
-        moments = [moments_of(fold.rows.members, shares(weights, fold.members)) for fold in folds]
-        together = join_moments(moments)
-        labels, graph, nodes = (
-            np.concatenate(values)
-            for values in zip(*((one.rows.labels, one.rows.graph, one.rows.nodes) for one in folds))
-        )
+        moments = [moments_of(one.members, shares(weights, one.fold)) for one in folds]
+        parts = ("mean", "epistemic", "aleatoric")
+        together = MixtureMoments(**{name: np.concatenate([getattr(one, name) for one in moments]) for name in parts})
+        labels, graph, nodes = map(np.concatenate, zip(*((one.labels, one.graph, one.nodes) for one in folds)))
         rows = labelled_rows(field, labels, together, graph, nodes)
         scale = fit_scale(rows, _forms(target), by_thirds=True)
         fitted = fit_calibration(field, labels, together, graph, nominal=nominal, nodes=nodes, scale=scale)
-        scores = [_by_graph(fitted, *_relative(field, fitted, fold.rows, one)) for fold, one in zip(folds, moments)]
-        return with_fold_scores(fitted, [fold.members for fold in folds], scores)
+        scores = [_by_graph(fitted, *_relative(field, fitted, rows, one)) for rows, one in zip(folds, moments)]
+        return with_fold_scores(fitted, [one.fold for one in folds], scores)
 
     @classmethod
     def calibration_at(
         cls,
         target: Target,
         calibration: AnyCalibration,
-        folds: Sequence[FoldLabels],
+        folds: Sequence[Labelled],
         weights: Weights,
         distance: Distance,
     ) -> Calibration:
         """Return the calibration with quantiles of scores at a distance."""
         assert isinstance(calibration, Calibration)
         grown, field = replace(calibration, distance=distance), target.field
-        moments = [moments_of(fold.rows.members, shares(weights, fold.members)) for fold in folds]
-        of_folds = [_relative(field, grown, fold.rows, one) for fold, one in zip(folds, moments)]
+        moments = [moments_of(one.members, shares(weights, one.fold)) for one in folds]
+        of_folds = [_relative(field, grown, rows, one) for rows, one in zip(folds, moments)]
         relative, graph = (np.concatenate(parts) for parts in zip(*of_folds))
         columns = zip(relative.T, ~np.isnan(relative.T))
         quantiles = [conformal_quantile(own[has], graph[has], calibration.nominal)[0] for own, has in columns]
@@ -149,7 +146,7 @@ class NumberEstimate(Estimate):
         grown = replace(grown, components=tuple(components))
         if not calibration.folds:
             return grown
-        return with_fold_scores(grown, [fold.members for fold in folds], [_by_graph(grown, *one) for one in of_folds])
+        return with_fold_scores(grown, [one.fold for one in folds], [_by_graph(grown, *one) for one in of_folds])
 
     def at(self, calibration: AnyCalibration | None, distances: Float[Array, "items three"] | None) -> "NumberEstimate":
         """Return uncertainties that grow; beyond all calibrating graphs intervals are NaN."""
@@ -225,7 +222,7 @@ def _relative(
     field: Field, calibration: Calibration, rows: Labelled, moments: MixtureMoments
 ) -> tuple[Float[Array, "rows components"], Owners]:
     """Return errors in calibrated standard deviations at a distance, with their graphs."""
-    std = calibrated(field, calibration, moments, rows.nodes).std
+    std, _, _ = calibrated(field, calibration, moments, rows.nodes)
     if rows.distances is not None:
         std = std * calibration.distance.growth(rows.distances).reshape(-1, *[1] * len(field.shape))
     relative = (np.abs(rows.labels - moments.mean) / std).reshape(-1, len(calibration.components))

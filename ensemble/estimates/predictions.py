@@ -39,10 +39,11 @@ class Predictions(Shown):
     """Empty where a graph is like the training data, otherwise what is foreign about it."""
     domain_scores: Mapping[str, Float[Array, " graphs"]] = member(default_factory=dict)
     """By detector, 0 for usual graphs, and above 1 in a channel for a twentieth of those like training; NaN where unknown."""
-    p_values: Float[Array, " graphs"] | None = None
-    """See ``domain_score``; None where nothing is known."""
-    node_p_values: Float[Array, " nodes"] | None = None
-    """See ``node_domain_score``; None where nothing is known."""
+    domain_score: Float[Array, " graphs"]
+    """Conformal p-values: 0.01 means that one usual graph in a hundred is as unusual. Beyond all n held-out graphs it is below 1 / (n + 1)
+    and ranks only; NaN if unknown."""
+    node_domain_score: Float[Array, " nodes"]
+    """P-values of nodes, which rank nodes and flag none: of a hundred nodes of graphs like those of training one has 0.01 or less."""
     texts: Mapping[str, Texts] = member(default_factory=dict)
     """One text per graph and key, such as its ``name``."""
 
@@ -93,23 +94,6 @@ class Predictions(Shown):
         """Return which graphs were predicted."""
         return np.array([status == "ok" for status in self.status], dtype=np.bool_)
 
-    @property
-    def domain_score(self) -> Float[Array, " graphs"]:
-        """Return probabilities that usual graphs are as unusual; NaN if unknown.
-
-        A conformal p-value: 0.01 means that one in a hundred is. Beyond all n held-out graphs it is below 1 / (n + 1) and ranks only.
-        """
-        return np.full(len(self), np.nan) if self.p_values is None else self.p_values
-
-    @property
-    def node_domain_score(self) -> Float[Array, " nodes"]:
-        """Return the p-value of every node; NaN if unknown.
-
-        The score ranks nodes, and flags none: of a hundred nodes of graphs like those of training one has 0.01 or less.
-        """
-        unknown = np.full(int(self.nodes_per_graph.sum()), np.nan)
-        return unknown if self.node_p_values is None else self.node_p_values
-
     def graph_of_item(self, name: str) -> Int[np.ndarray, " items"]:
         """Return the graph that each row of a field belongs to."""
         graphs = np.arange(len(self))
@@ -139,7 +123,7 @@ def concatenate_predictions(parts: Sequence[Predictions]) -> Predictions:
             name: np.concatenate([one.domain_scores.get(name, np.full(len(one), np.nan)) for one in parts])
             for name in dict.fromkeys(name for part in parts for name in part.domain_scores)
         },
-        p_values=np.concatenate([part.domain_score for part in parts]),
-        node_p_values=np.concatenate([part.node_domain_score for part in parts]),
+        domain_score=np.concatenate([part.domain_score for part in parts]),
+        node_domain_score=np.concatenate([part.node_domain_score for part in parts]),
         texts=join_texts([(part.texts, len(part)) for part in parts]),
     )

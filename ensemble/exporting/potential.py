@@ -1,8 +1,8 @@
 """Members as one function of plain tensors, in eV and Angstrom."""
 
 import copy
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from hydragnn.ensemble.reading.module import value_of
 from hydragnn.ensemble.reading.structures import reads_atoms
 from hydragnn.ensemble.uses.calculator import EnsembleCalculator
 from hydragnn.graphs.batch import GraphBatch
-from hydragnn.graphs.field import ATOMIC_NUMBERS, LOCATIONS, Field
+from hydragnn.graphs.field import ATOMIC_NUMBERS
 from hydragnn.graphs.topology import Topology
 from hydragnn.kernels.segment_order import SegmentOrder, remember_order
 from hydragnn.models import GraphModel
@@ -121,7 +121,6 @@ class MemberPart(nn.Module):
             raise InputError(f"member {member.name} has no edges, so it is no potential; leave it out of the ensemble")
         self.model = copy.deepcopy(trained.model).cpu()
         self.names, self.dtype = facts.names, trained.dtype
-        self.fields: Sequence[Field] = trained.model.description.input_fields
         for what, name in facts.names.items():
             field, scale = trained.fields[name], trained.normalisation.scales.get(name)
             plain = (torch.zeros(field.shape, dtype=torch.float64), torch.ones(field.shape, dtype=torch.float64))
@@ -135,12 +134,11 @@ class MemberPart(nn.Module):
         self.register_buffer("references", table)
         self.register_buffer("doubts", 0.0 * table)  # NaN where unknown, in all results and their derivatives
 
-    def forward(self, tensors: Mapping[str, Tensor], *, derivatives: bool) -> dict[str, Tensor]:
+    def forward(self, exact: GraphBatch, *, derivatives: bool) -> dict[str, Tensor]:
         """Return results by name; without ``derivatives`` an energy that is differentiable."""
-        vectors = tensors["edge_shifts"].to(self.dtype)
-        batch = batch_from_flat(
-            {**tensors, "positions": tensors["positions"].to(self.dtype), "edge_shifts": vectors}, self.fields
-        )
+        vectors = exact.edge_shifts.to(self.dtype)
+        batch = replace(exact, positions=exact.positions.to(self.dtype), edge_shifts=vectors)
+        batch._derived.update(exact._derived)  # nothing that follows from positions
         if derivatives:
             predictions = self.model(batch)
         else:
@@ -153,8 +151,8 @@ class MemberPart(nn.Module):
             if name in predictions:
                 values = value_of(predictions[name]).to(torch.float64)
                 results[what] = values * getattr(self, f"{what}_std") + getattr(self, f"{what}_mean")
-        zeros = self.references.new_zeros(tensors["nodes_per_graph"].shape[0])
-        owners, species = tensors["graph_of_node"], tensors[f"node/{ATOMIC_NUMBERS}"]
+        zeros = self.references.new_zeros(batch.cell.shape[0])
+        owners, species = batch.owner("node"), batch[ATOMIC_NUMBERS]
         sums = zeros.index_add(0, owners, self.references.index_select(0, species))
         factor = zeros.index_add(0, owners, self.doubts.index_select(0, species)) + 1
         results["energy"] = results["energy"].flatten() * factor + sums
@@ -178,11 +176,12 @@ class PlainPotential(nn.Module):
         self.derivatives, self.company, self.apart = derivatives, facts.species[0], 0.9 * facts.cutoff
         self.depth = max(member.model.description.model.num_layers for member in ensemble.members)
         self.results = [name for name in RESULTS if name in facts.names] if derivatives else ["energy"]
+        self.fields = ensemble.members[0].model.model.description.input_fields
         self.parts = nn.ModuleList(MemberPart(member, facts) for member in ensemble.members)
         shares = [ensemble.weights_of(facts.names[name]) for name in self.results]
         self.register_buffer("shares", torch.tensor(np.stack(shares)))  # [results, members]
 
-    def flat(
+    def batch_of(
         self,
         positions: Float[Tensor, "atoms 3"],
         species: Int[Tensor, " atoms"],
@@ -190,17 +189,17 @@ class PlainPotential(nn.Module):
         edges: Int[Tensor, "2 edges"],
         images: Float[Tensor, "edges 3"],
         owners: Int[Tensor, " atoms"],
-    ) -> dict[str, Tensor]:
-        """Return the tensors of a batch by name."""
+    ) -> GraphBatch:
+        """Return the structures as a batch."""
         of_atoms = cells.index_select(0, owners)  # all, so that a structure that is not there is an error
         shifts = (images.unsqueeze(1) @ of_atoms.index_select(0, edges[1])).squeeze(1)
         vectors = positions[edges[0]] + shifts - positions[edges[1]]
-        return self.flat_of_vectors(vectors, species, cells, edges, owners)
+        return self.batch_of_vectors(vectors, species, cells, edges, owners)
 
-    def flat_of_vectors(
+    def batch_of_vectors(
         self, vectors: Tensor, species: Tensor, cells: Tensor, edges: Tensor, owners: Tensor
-    ) -> dict[str, Tensor]:
-        """Return the tensors of a batch from its edge vectors."""
+    ) -> GraphBatch:
+        """Return the batch of these edge vectors, with all that derives from edges."""
         atoms, structures = species.shape[0], cells.shape[0]
         pair, two = torch.tensor([[0, 1], [1, 0]]), torch.arange(2)
         between = torch.tensor([[self.apart, 0.0, 0.0], [-self.apart, 0.0, 0.0]], dtype=vectors.dtype)
@@ -212,33 +211,50 @@ class PlainPotential(nn.Module):
         ones, each = torch.ones_like(senders), torch.ones_like(owner)
         of_edge = owner.index_select(0, receivers)
         cell = torch.cat([cells, torch.zeros_like(cells[:1])])
-        return {
-            "positions": vectors.new_zeros(atoms + 2, 3),
-            "edge_shifts": torch.cat([vectors, between]).index_select(0, order),
-            "cell": cell,
-            "volumes": (cell[:, 0] * torch.linalg.cross(cell[:, 1], cell[:, 2])).sum(1).abs(),
-            "periodic": torch.ones_like(cell[:, 0], dtype=torch.bool),
-            "senders": senders,
-            "receivers": receivers,
-            "by_sender": senders.argsort(stable=True),
-            "degrees": nodes.index_add(0, receivers, ones),
-            "sent": nodes.index_add(0, senders, ones),
-            "nodes_per_graph": graphs.index_add(0, owner, each),
-            "edges_per_graph": graphs.index_add(0, of_edge, ones),
-            "graph_of_node": owner,
-            "graph_of_edge": of_edge,
-            "reverse_edges": senders,
-            f"node/{ATOMIC_NUMBERS}": torch.cat([species, self.company + 0 * two]),
-        }
+        by_sender, degrees = senders.argsort(stable=True), nodes.index_add(0, receivers, ones)
+        nodes_per_graph, edges_per_graph = graphs.index_add(0, owner, each), graphs.index_add(0, of_edge, ones)
+        topology = Topology.square(senders, receivers, atoms + 2)
+        topology._derived.update(
+            by_sender=by_sender,
+            sorted_senders=senders.index_select(0, by_sender),
+            degrees=degrees,
+            row_offsets=pad(degrees.cumsum(0), (1, 0)),
+            column_offsets=pad(nodes.index_add(0, senders, ones).cumsum(0), (1, 0)),
+        )
+        batch = GraphBatch(
+            positions=vectors.new_zeros(atoms + 2, 3),
+            topology=topology,
+            edge_shifts=torch.cat([vectors, between]).index_select(0, order),
+            cell=cell,
+            periodic=torch.ones_like(cell[:, 0], dtype=torch.bool),
+            node_offsets=pad(nodes_per_graph.cumsum(0), (1, 0)),
+            edge_offsets=pad(edges_per_graph.cumsum(0), (1, 0)),
+            fields={field.name: field for field in self.fields},
+            nodes={ATOMIC_NUMBERS: torch.cat([species, self.company + 0 * two])},
+        )
+        batch._derived.update(
+            {
+                ("counts", "node"): nodes_per_graph,
+                ("counts", "edge"): edges_per_graph,
+                ("owner", "node"): owner,
+                ("owner", "edge"): of_edge,
+                ("volume", "graph"): (cell[:, 0] * torch.linalg.cross(cell[:, 1], cell[:, 2])).sum(1).abs(),
+                ("reverse", "edge"): senders,
+            }
+        )
+        offsets = topology.row_offsets, batch.node_offsets, batch.edge_offsets
+        for owners_of, ends in zip((topology.receivers, owner, of_edge), offsets):  # which nobody has to sort
+            remember_order(owners_of, ends.shape[0] - 1, SegmentOrder(None, owners_of, ends, None))
+        return batch
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """Return the means of results, then their standard deviations over the members.
 
-        Without derivatives ``tensors`` are those of ``flat_of_vectors``.
+        Without derivatives ``tensors`` are those of ``batch_of_vectors``.
         """
-        flat = self.flat(*tensors) if self.derivatives else self.flat_of_vectors(*tensors)
+        batch = self.batch_of(*tensors) if self.derivatives else self.batch_of_vectors(*tensors)
         atoms, structures = tensors[1].shape[0], tensors[2].shape[0]  # without those that were added
-        every = [part(flat, derivatives=self.derivatives) for part in self.parts]
+        every = [part(batch, derivatives=self.derivatives) for part in self.parts]
         means: list[Tensor] = []
         spreads: list[Tensor] = []
         for number, name in enumerate(self.results):
@@ -247,48 +263,3 @@ class PlainPotential(nn.Module):
             means.append((share * members).sum(0))
             spreads.append((share * (members - means[-1]).square()).sum(0).sqrt())
         return (*means, *spreads)
-
-
-def batch_from_flat(tensors: Mapping[str, Tensor], fields: Sequence[Field]) -> GraphBatch:
-    """Return the batch of flat tensors, with all that derives from edges."""
-    senders, nodes = tensors["senders"], tensors["positions"].shape[0]
-    topology = Topology.square(senders, tensors["receivers"], nodes)
-    topology._derived.update(
-        by_sender=tensors["by_sender"],
-        sorted_senders=senders.index_select(0, tensors["by_sender"]),
-        degrees=tensors["degrees"],
-        row_offsets=pad(tensors["degrees"].cumsum(0), (1, 0)),
-        column_offsets=pad(tensors["sent"].cumsum(0), (1, 0)),
-    )
-    on = {at: {f.name: tensors[f"{at}/{f.name}"] for f in fields if f.on == at} for at in LOCATIONS}
-    batch = GraphBatch(
-        positions=tensors["positions"],
-        topology=topology,
-        edge_shifts=tensors["edge_shifts"],
-        cell=tensors["cell"],
-        periodic=tensors["periodic"],
-        node_offsets=pad(tensors["nodes_per_graph"].cumsum(0), (1, 0)),
-        edge_offsets=pad(tensors["edges_per_graph"].cumsum(0), (1, 0)),
-        fields={field.name: field for field in fields},
-        nodes=on["node"],
-        edges=on["edge"],
-        graphs=on["graph"],
-    )
-    batch._derived.update(
-        {
-            ("counts", "node"): tensors["nodes_per_graph"],
-            ("counts", "edge"): tensors["edges_per_graph"],
-            ("owner", "node"): tensors["graph_of_node"],
-            ("owner", "edge"): tensors["graph_of_edge"],
-            ("volume", "graph"): tensors["volumes"],
-            ("reverse", "edge"): tensors["reverse_edges"],
-        }
-    )
-    ascending = (
-        (topology.receivers, topology.row_offsets),
-        (tensors["graph_of_node"], batch.node_offsets),
-        (tensors["graph_of_edge"], batch.edge_offsets),
-    )
-    for owners, offsets in ascending:  # which nobody has to sort
-        remember_order(owners, offsets.shape[0] - 1, SegmentOrder(None, owners, offsets, None))
-    return batch

@@ -102,16 +102,12 @@ def groups_of(members: Sequence[Member]) -> dict[int, MemberStack]:
         together.append(member)
     groups: dict[int, MemberStack] = {}
     for _, some in alike:
-        if len(some) > 1 and len(some) * weights_of(some[0].model) <= WEIGHTS:
+        weights = len(some) * sum(weight.nbytes for weight in some[0].model.model.parameters())
+        if len(some) > 1 and weights <= WEIGHTS:
             with suppress(NotStackable):
                 stack = TrainedStack([member.model for member in some])
                 groups |= dict.fromkeys((one.number for one in some), (some, stack))
     return groups
-
-
-def weights_of(model: TrainedModel) -> int:
-    """Return the bytes of a model's weights."""
-    return sum(weight.nbytes for weight in model.model.parameters())
 
 
 def in_committee(members: Sequence[Member]) -> tuple[list[Member], Committee]:

@@ -1,5 +1,6 @@
 """Distance of final states from those of a member's training graphs."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -7,7 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-Array = np.ndarray  # a class, as shapes need one: an alias of NDArray is none from numpy 2.5 on
+from hydragnn.ensemble.estimates.moments import Array
 
 RIDGE = 1e-4
 """Addition to the mean square of states in every direction, in units of its mean: less is rounding."""
@@ -44,10 +45,6 @@ class LatentSpace:
         result[counts > 0, 2] = np.linalg.norm(means[counts > 0] @ self.of_graphs.T, axis=1)
         return np.log(np.maximum(result, 1e-30)), np.log(np.maximum(lengths.numpy(), 1e-30))
 
-    def tensors(self) -> dict[str, Array]:
-        """Return all numbers by suffixes of names."""
-        return {"": self.whitening, "/mean": self.mean, "/of_graphs": self.of_graphs}
-
 
 def graph_means(
     states: Float[Tensor, "nodes channels"], owners: Int[Tensor, " nodes"], graphs: int
@@ -59,32 +56,27 @@ def graph_means(
     return np.asarray(sums.cpu().numpy() / np.maximum(counts, 1)[:, None])
 
 
-class LatentFit:
-    """Adds up moments of states, batch by batch."""
+def fitted_space(channels: int, states: Iterable[tuple[Tensor, Tensor, int]]) -> LatentSpace:
+    """Return the space of states of nodes, their graphs and the number of these, batch by batch.
 
-    def __init__(self, channels: int) -> None:
-        self._squares, self._nodes = np.zeros((channels, channels)), 0
-        self._means: list[Array] = [np.zeros((0, channels))]
-
-    def show(self, states: Float[Tensor, "nodes channels"], owners: Int[Tensor, " nodes"], graphs: int) -> None:
-        """Add the finite states of some graphs."""
-        exact = states.detach().double().cpu()
+    States that are not finite are left out; distances are 0 without states.
+    """
+    squares, nodes, of_graphs = np.zeros((channels, channels)), 0, [np.zeros((0, channels))]
+    for some, owners, graphs in states:
+        exact = some.detach().double().cpu()
         means = graph_means(exact, owners, graphs)[np.bincount(owners.cpu(), minlength=graphs) > 0]
-        self._means.append(means[np.isfinite(means).all(axis=1)])
+        of_graphs.append(means[np.isfinite(means).all(axis=1)])
         exact = exact[exact.isfinite().all(dim=1)]
-        self._squares += (exact.T @ exact).numpy()
-        self._nodes += len(exact)
-
-    def space(self) -> LatentSpace:
-        """Return the fitted space; distances are 0 without states."""
-        means = np.concatenate(self._means)
-        mean = means.mean(axis=0) if len(means) else np.zeros(len(self._squares))
-        away = means - mean
-        return LatentSpace(
-            whitening=whitening_of(self._squares / max(self._nodes, 1), RIDGE),
-            mean=mean,
-            of_graphs=whitening_of(away.T @ away / max(len(means), 1), max(RIDGE, 1 / max(len(means), 1))),
-        )
+        squares += (exact.T @ exact).numpy()
+        nodes += len(exact)
+    means = np.concatenate(of_graphs)
+    mean = means.mean(axis=0) if len(means) else np.zeros(channels)
+    away = means - mean
+    return LatentSpace(
+        whitening=whitening_of(squares / max(nodes, 1), RIDGE),
+        mean=mean,
+        of_graphs=whitening_of(away.T @ away / max(len(means), 1), max(RIDGE, 1 / max(len(means), 1))),
+    )
 
 
 def whitening_of(moments: Float[Array, "channels channels"], ridge: float) -> Float[Array, "channels channels"]:

@@ -69,19 +69,22 @@ class MemberOutcome:
 
 
 def load_member(
-    folder: Path,
+    folder: Path | str,
     *,
-    model: Path,
-    name: str,
-    weight: float,
+    name: str = "",
+    weight: float = 1.0,
     dtype: torch.dtype | None = None,
     branch: str = "",
     latent: LatentSpace | None = None,
 ) -> Member:
-    """Return the member with this model and run; InputError where damaged.
+    """Return a finished run, or a member's folder, as a member; InputError where damaged.
 
-    Of a run with several branches it has one: its heads, its data set and its part of the record. The model computes on a GPU where there is one, in ``dtype``; without it in double precision if it was trained so.
+    Its name is by default that of the folder. Of a run with several branches it has one: its heads, its data set and its part of the record. The model computes on a GPU where there is one, in ``dtype``; without it in double precision if it was trained so.
     """
+    folder = Path(folder)
+    model = weights_folder(folder)
+    if not (model / "model.json").is_file():
+        raise InputError(f"{folder} holds no trained model; finish it with: hydragnn train {folder} --resume")
     with about(str(folder)):
         config = parse_config(read_json(folder / "config.json"), "config.json").of_branch(branch)
     precision = dtype or (torch.float64 if config.train.precision == "fp64" else torch.float32)
@@ -92,17 +95,8 @@ def load_member(
             f"the training domain knows states of {len(latent.whitening)} channels, and the model in {model} has "
             f"{trained.model.channels}; copy or build the ensemble again"
         )
-    record = read_record(folder).of_branch(branch)
+    name, record = name or folder.resolve().name, read_record(folder).of_branch(branch)
     return Member(name=name, weight=weight, model=trained, config=config, record=record, latent=latent)
-
-
-def load_run(folder: Path | str, *, weight: float = 1.0, dtype: torch.dtype | None = None, branch: str = "") -> Member:
-    """Return the finished run in ``folder``, or a branch, as a member."""
-    folder = Path(folder)
-    model = weights_folder(folder)
-    if not (model / "model.json").is_file():
-        raise InputError(f"{folder} holds no trained model; finish it with: hydragnn train {folder} --resume")
-    return load_member(folder, model=model, name=folder.resolve().name, weight=weight, dtype=dtype, branch=branch)
 
 
 def check_members(members: Sequence[Member]) -> None:
@@ -178,11 +172,8 @@ def shared_inputs(members: Sequence[Member]) -> dict[str, Field]:
 
 def optional_inputs(members: Iterable[Member], inputs: Iterable[Field]) -> frozenset[str]:
     """Return the ``inputs`` that graphs may lack for every member."""
-    names = frozenset(field.name for field in inputs)
-    for member in members:
-        description = member.model.description
-        names -= {*description.required_inputs}
-    return names
+    required = (member.model.description.required_inputs for member in members)
+    return frozenset(field.name for field in inputs).difference(*required)
 
 
 def outcome(member: Member, batch: GraphBatch) -> MemberOutcome:
@@ -199,19 +190,16 @@ def outcome_alone(member: Member, batch: GraphBatch) -> MemberOutcome:
         if not isinstance(error, InputError) and not is_lack_of_memory(error):
             raise
         if batch.num_graphs == 1:
-            blanks = {
-                target.name: target.distribution.blank(target.field, batch.num_items(target.field.on))
-                for target in member.targets
-            }
-            unknown = np.full(batch.num_nodes, np.nan)
-            return MemberOutcome(
-                predictions=blanks,
-                reasons=(words_of(error),),
-                distances=np.full((1, 3), np.nan),
-                node_distances=unknown,
-            )
+            return blank_outcome(member, batch, (words_of(error),))
         return join_outcomes([outcome_alone(member, half) for half in _halves(batch)])
     return finished_outcome(member, batch, predictions, states)
+
+
+def blank_outcome(member: Member, batch: GraphBatch, reasons: tuple[str, ...]) -> MemberOutcome:
+    """Return NaN for all graphs, with a reason for each."""
+    blank = {one.name: one.distribution.blank(one.field, batch.num_items(one.field.on)) for one in member.targets}
+    unknown = np.full((len(batch), 3), np.nan), np.full(batch.num_nodes, np.nan)
+    return MemberOutcome(predictions=blank, reasons=reasons, distances=unknown[0], node_distances=unknown[1])
 
 
 def finished_outcome(

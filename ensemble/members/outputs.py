@@ -42,10 +42,10 @@ class MemberOutputs:
     """Predictions of simple members by target."""
     weights: Mapping[str, Array] = field(default_factory=dict)
     """Node field ``volume`` where the store has it, and the predictions of ``PERSISTENCE`` by target."""
-
-    def owners(self, target: Target) -> Int[np.ndarray, " items"]:
-        """Return the number in the store of the graph of every item."""
-        return self.graphs[self.positions(target)]
+    fold: tuple[int, ...] = ()
+    """Positions in the ensemble of the members, where these alone have not seen the graphs; empty of all members."""
+    distances: Float[Array, "graphs three"] | None = None
+    """Distances of the graphs from training, once they are known."""
 
     def positions(self, target: Target) -> Int[np.ndarray, " items"]:
         """Return the position in ``graphs`` of the graph of every item."""
@@ -72,18 +72,17 @@ class MemberOutputs:
         every += [self.simple[target.name]] if target.name in self.simple else []
         return every if use is None else [one.rows(torch.from_numpy(use)) for one in every]
 
-    def labelled(self, target: Target, distances: Float[Array, "graphs three"] | None = None) -> Labelled:
-        """Return the usable items of a target.
-
-        ``distances`` are those of the graphs from training.
-        """
+    def labelled(self, target: Target) -> Labelled:
+        """Return the usable items of a target."""
         use = self.usable(target)
+        places = self.positions(target)[use]
         return Labelled(
             labels=self.labels[target.name][use],
             members=self.of(target, use),
-            graph=self.owners(target)[use],
-            nodes=self.nodes(target)[use],
-            distances=None if distances is None else distances[self.positions(target)[use]],
+            graph=self.graphs[places],
+            nodes=self.nodes_per_graph[places],
+            distances=None if self.distances is None else self.distances[places],
+            fold=self.fold,
         )
 
     @property

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Int
 
 from hydragnn.datasets import GraphStore, changed_sentence, read_checked
-from hydragnn.ensemble.members.member import Member, MemberOutcome, outcome
+from hydragnn.ensemble.members.member import Member, MemberOutcome, blank_outcome, outcome
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.problems import graph_problems
 from hydragnn.models import Distribution, Point, Target
@@ -87,21 +87,14 @@ def outcome_of(member: Member, read: Screened) -> MemberOutcome:
     """Return the member's predictions; NaN and a reason for invalid graphs."""
     if read.valid is read.whole:
         return outcome(member, read.whole)
-    result = None if read.valid is None else outcome(member, read.valid)
-    predictions = {
-        target.name: target.distribution.blank(target.field, read.whole.num_items(target.field.on))
-        if result is None
-        else _of_all(read, target, result.predictions[target.name])
-        for target in member.targets
-    }
-    reasons, distances = np.array(read.reasons, dtype=object), np.full((len(read.reasons), 3), np.nan)
-    of_nodes = np.full(read.whole.num_nodes, np.nan)
-    if result is not None:
-        reasons[read.fine], distances[read.fine] = result.reasons, result.distances
-        of_nodes[read.fine[read.whole.owner("node").numpy()]] = result.node_distances
-    return MemberOutcome(
-        predictions=predictions, reasons=tuple(reasons.tolist()), distances=distances, node_distances=of_nodes
-    )
+    every = blank_outcome(member, read.whole, read.reasons)
+    if read.valid is None:
+        return every
+    own, reasons = outcome(member, read.valid), np.array(read.reasons, dtype=object)
+    reasons[read.fine], every.distances[read.fine] = own.reasons, own.distances
+    every.node_distances[read.fine[read.whole.owner("node").numpy()]] = own.node_distances
+    predictions = {one.name: _of_all(read, one, own.predictions[one.name]) for one in member.targets}
+    return replace(every, predictions=predictions, reasons=tuple(reasons.tolist()))
 
 
 def simple_predictions(simple: Baselines, targets: Sequence[Target], read: Screened) -> dict[str, Distribution]:

@@ -3,24 +3,24 @@
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from hydragnn.base.errors import InputError
 from hydragnn.base.places import check_suffix, is_store
-from hydragnn.datasets import BatchSettings, open_store
+from hydragnn.datasets import BatchSettings, GraphStore, open_store
 from hydragnn.distributed.graph_ranks import GraphGroup
 from hydragnn.distributed.group import Group
 from hydragnn.ensemble.ensemble import Ensemble
-from hydragnn.ensemble.prediction.formats import Heading, Sink
 from hydragnn.ensemble.prediction.formats.hdf5 import Hdf5Sink, VirtualSink
+from hydragnn.ensemble.prediction.formats.sink import Heading, Sink
 from hydragnn.ensemble.prediction.formats.structures import XyzSink
 from hydragnn.ensemble.prediction.formats.tables import CsvSink, ParquetSink
 from hydragnn.ensemble.prediction.parts import Parts
-from hydragnn.ensemble.prediction.rules import Rule, rules_for
+from hydragnn.ensemble.prediction.rules import rules_for
 from hydragnn.ensemble.prediction.sources import Graphs, Source
-from hydragnn.graphs.field import ATOMIC_NUMBERS
+from hydragnn.ensemble.reading.structures import reads_atoms
 from hydragnn.graphs.units import length_in_angstrom
-from hydragnn.models import GraphModel
 from hydragnn.record import read_record
 
 FORMATS: dict[str, Callable[[Path, Heading, Path], Sink]] = {
@@ -61,10 +61,6 @@ class PredictionJob:
                 f"--out: a name of {size} bytes is too long, since files beside it have longer ones; take at most {LONGEST_NAME}"
             )
 
-    def rules(self, ensemble: Ensemble) -> list[Rule]:
-        """Return the rules by which files become graphs."""
-        return rules_for(self.sources, ensemble, keep=self.out.suffix == ".xyz")
-
     def sink(self, ensemble: Ensemble) -> Sink:
         """Return the writer for the suffix of ``out``.
 
@@ -73,9 +69,7 @@ class PredictionJob:
         """
         out = self.out
         check_suffix(out)
-        if out.suffix == ".xyz" and (
-            ensemble.manifest.dim != 3 or ATOMIC_NUMBERS not in {f.name for f in ensemble.inputs}
-        ):
+        if out.suffix == ".xyz" and not reads_atoms(ensemble.manifest):
             raise InputError(
                 f"--out {out}: extended XYZ holds atoms, and this ensemble does not read any; use .h5 or .csv"
             )
@@ -113,38 +107,32 @@ class PredictionJob:
 class Inputs:
     """Model and graphs of a job, opened once in this process."""
 
-    def __init__(self, job: PredictionJob, sharing: GraphGroup | None = None) -> None:
-        self._job, self._sharing = job, sharing
-        self._ensemble: Ensemble | None = None
-        self._source: Source | None = None
+    def __init__(self, job: PredictionJob, sharing: GraphGroup | None = None, processes: int = 1) -> None:
+        self.job, self.sharing, self.processes = job, sharing, processes
 
-    def ensemble(self, processes: int = 1) -> Ensemble:
+    @cached_property
+    def ensemble(self) -> Ensemble:
         """Return the ensemble; InputError without memory for so many processes."""
-        if self._ensemble is None:
-            loaded = Ensemble.load(self._job.model, branch=self._job.branch, processes=processes)
-            self._ensemble = loaded if self._sharing is None else loaded.shared(self._sharing)
-        return self._ensemble
+        loaded = Ensemble.load(self.job.model, branch=self.job.branch, processes=self.processes)
+        return loaded if self.sharing is None else loaded.shared(self.sharing)
 
-    def model_of(self, number: int) -> GraphModel:
-        """Return a member's model."""
-        return self.ensemble().members[number].model.executor.model
-
-    def stored(self) -> Source:
-        """Return the graphs of a store as they are."""
-        self._source = self._source or Source(store=open_store(self._job.sources), numbers=None, failures={})
-        return self._source
+    @cached_property
+    def store(self) -> GraphStore:
+        """Return the store that the job names."""
+        return open_store(self.job.sources)
 
     def graphs(self, group: Group, check: Callable[[], None], source: str, *, fresh: bool) -> Source:
         """Return the graphs of a store, or graphs that all ranks make.
 
         InputError where no graph can be built, or where it is not the ``source`` that rank 0 saw, by its digest; a ``fresh`` prediction by one process then leaves nothing behind.
         """
-        job = self._job
+        job = self.job
         if is_store(job.sources[0]):
-            check_same(job.sources[0], source, self.stored().store.fingerprint)
-            return self.stored()
+            check_same(job.sources[0], source, self.store.fingerprint)
+            return Source(store=self.store, numbers=None, failures={})
         try:
-            building = Graphs(job.rules(self.ensemble()), job.parts.folder, source)
+            rules = rules_for(job.sources, self.ensemble, keep=job.out.suffix == ".xyz")
+            building = Graphs(rules, job.parts.folder, source)
             building.together(group, check)
             return building.source()
         except InputError:

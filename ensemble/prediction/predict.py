@@ -99,7 +99,8 @@ def predict_in_groups(job: PredictionJob, check: Callable[[], None], *, quiet: b
     """Predict as one of the ranks that share every batch."""
     with join_graph_group(job.graph_ranks, this_launch(), job.out.parent) as sharing:
         if not sharing.is_first:
-            sharing.follow(Inputs(job, sharing).model_of)
+            inputs = Inputs(job, sharing)
+            sharing.follow(lambda number: inputs.ensemble.members[number].model.executor.model)
             return None
         ending = FAILED
         try:
@@ -145,18 +146,19 @@ def predict_with(
 
     ``check`` is called before every unit of work and raises where it is to end.
     """
-    started, inputs = time.perf_counter(), Inputs(job, sharing)
+    started = time.perf_counter()
+    inputs = Inputs(job, sharing, 1 if group.rank else group.size * job.graph_ranks)
     with contextlib.ExitStack() as lock:
-        opening = group.begin(lambda: begin(job, inputs, group.size, lock), job.parts.folder)
-        return _predict_opened(group, job, inputs, check, opening, started, quiet=quiet)
+        opening = group.begin(lambda: begin(inputs, lock), job.parts.folder)
+        return _predict_opened(group, inputs, check, opening, started, quiet=quiet)
 
 
-def begin(job: PredictionJob, inputs: Inputs, ranks: int, lock: ExitStack) -> dict[str, Any]:
+def begin(inputs: Inputs, lock: ExitStack) -> dict[str, Any]:
     """Check everything on rank 0; return its decisions for all ranks.
 
     The folder of parts is this prediction's alone until ``lock`` is closed.
     """
-    ensemble = inputs.ensemble(ranks * job.graph_ranks)
+    job, ensemble = inputs.job, inputs.ensemble
     for final in job.sink(ensemble).temporaries.values():
         if os.path.lexists(final):  # a broken link is somebody's, too
             raise InputError(f"{final} exists already; choose another --out or delete it")
@@ -164,7 +166,7 @@ def begin(job: PredictionJob, inputs: Inputs, ranks: int, lock: ExitStack) -> di
     check_plan(job.plan)
     with parts.entered(lock, resume=job.resume) as fresh:
         if is_store(job.sources[0]):
-            store = inputs.stored().store
+            store = inputs.store
             ensemble.needed(store)
             store.sizes()  # opens every part, so that a store that cannot be read is refused before any work
             source = store.fingerprint
@@ -181,17 +183,10 @@ def begin(job: PredictionJob, inputs: Inputs, ranks: int, lock: ExitStack) -> di
 
 
 def _predict_opened(
-    group: Group,
-    job: PredictionJob,
-    inputs: Inputs,
-    check: Callable[[], None],
-    opening: dict[str, Any],
-    started: float,
-    *,
-    quiet: bool,
+    group: Group, inputs: Inputs, check: Callable[[], None], opening: dict[str, Any], started: float, *, quiet: bool
 ) -> PredictionResult | None:
     """Predict with all ranks, once rank 0 has opened the prediction."""
-    counts: dict[str, int] = {}
+    job, counts = inputs.job, dict[str, int]()
 
     def write() -> None:
         # now, because all leave once the file is there
@@ -200,7 +195,7 @@ def _predict_opened(
 
     wrote = False
     try:
-        ensemble = inputs.ensemble()
+        ensemble = inputs.ensemble
         check_same(job.model, opening["ensemble"], ensemble.digest)
         graphs = inputs.graphs(group, check, opening["source"], fresh=opening["fresh"])
         sizes = graphs.store.sizes()
@@ -213,7 +208,7 @@ def _predict_opened(
         every = np.ones(len(chunks), dtype=np.bool_)
         every[list(chunks.reasons)] = False
         schedule = make_schedule(chunks.loads, every, parts.finished(len(chunks)), ranks=group.size)
-        worker = PredictionWorker(group, ensemble, graphs, ensemble.needed(graphs.store), chunks, parts, sink, check)
+        worker = PredictionWorker(group, ensemble, graphs, chunks, parts, sink, check)
         if group.rank == 0:
             write_json(parts.folder / "plan.json", schedule.plan)
             if not quiet:

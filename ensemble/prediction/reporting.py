@@ -70,7 +70,6 @@ class PredictionResult(Shown):
 
     def table(self) -> dict[str, Any]:
         """Return what people want to know at the end."""
-        losses = {"ranks lost": self.ranks_lost} if self.ranks_lost else {}
         phases = self.usage.phases
         shares = [f"{name} {100 * seconds / sum(phases.values()):.0f} %" for name, seconds in phases.items() if seconds]
         return {
@@ -79,7 +78,7 @@ class PredictionResult(Shown):
             "failed": self.failed,
             "outside the training domain": self.outside_training_domain,
             **({"because": dict(self.reasons)} if self.reasons else {}),
-            **losses,
+            **({"ranks lost": self.ranks_lost} if self.ranks_lost else {}),
             "seconds": self.seconds,
             "graphs per second": self.graphs_per_second,
             "time of ranks": ", ".join(shares),

@@ -83,13 +83,10 @@ class FromStructures:
 class FromFiles:
     """Files that become graphs by the settings of a build."""
 
+    attributes: ClassVar[Mapping[str, Any]] = {}
+
     name: str
     settings: BuildSettings
-
-    @property
-    def attributes(self) -> dict[str, Any]:
-        """Return nothing."""
-        return {}
 
     @property
     def digest(self) -> str:

@@ -3,7 +3,7 @@
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -17,7 +17,7 @@ from hydragnn.distributed.group import Group
 from hydragnn.ensemble.ensemble import UNKNOWN, Ensemble
 from hydragnn.ensemble.members.member import MemberOutcome
 from hydragnn.ensemble.members.plan import Chunk, Chunks
-from hydragnn.ensemble.members.screening import Screened, outcome_of, read_screened
+from hydragnn.ensemble.members.screening import outcome_of, read_screened
 from hydragnn.ensemble.prediction.formats.sink import Block, Piece, Sink, joined, size_of
 from hydragnn.ensemble.prediction.parts import COUNTS, Parts
 from hydragnn.ensemble.prediction.schedule import PredictionTask
@@ -55,7 +55,6 @@ class PredictionWorker:
         group: Group,
         ensemble: Ensemble,
         graphs: Source,
-        needed: Sequence[str],
         chunks: Chunks,
         parts: Parts,
         sink: Sink,
@@ -66,7 +65,7 @@ class PredictionWorker:
         ``check`` is called before every unit and raises where the prediction is to end.
         """
         self.group, self.ensemble, self.graphs, self.chunks, self.parts = group, ensemble, graphs, chunks, parts
-        self.sink, self.check, self.needed = sink, check, needed
+        self.sink, self.check, self.needed = sink, check, ensemble.needed(graphs.store)
         self.done, self.largest, self.busy, self.load = 0, 0.0, 0.0, 0.0
         self.seconds = dict.fromkeys(("read", "keep", "join"), 0.0)
         sharing = -(-group.size // max(1, visible_gpus())) if this_launch().by == "alone" else 1
@@ -119,45 +118,33 @@ class PredictionWorker:
 
     def _predicted(self, chunk: Chunk) -> tuple[dict[str, int], Piece]:
         """Return counts of a batch's graphs and their output."""
-        if chunk.reason:
-            return self._piece(chunk, self._read(chunk) if len(chunk.graphs) else None, [])
-        began, outcomes = time.perf_counter(), list[MemberOutcome]()
+        began, read, outcomes = time.perf_counter(), None, list[MemberOutcome]()
         self.check()
-        read = self._read(chunk)
-        for member in self.ensemble.members:
-            self.check()
-            outcomes.append(outcome_of(member, read))
-        self.done += 1
-        self.load += chunk.load
-        result = self._piece(chunk, read, outcomes)
-        self.largest = max(self.largest, time.perf_counter() - began)
-        return result
-
-    def _read(self, chunk: Chunk) -> Screened:
-        """Return the graphs of a batch, screened."""
-        store, optional = self.graphs.store, self.ensemble.optional
-        with self.timed("read"):
-            return read_screened(store, chunk.graphs, self.needed, self.needed, chunk.numbers, optional)
-
-    def _piece(
-        self, chunk: Chunk, read: Screened | None, outcomes: Sequence[MemberOutcome]
-    ) -> tuple[dict[str, int], Piece]:
-        """Return counts of a batch's graphs and their output."""
-        if chunk.reason:
+        if len(chunk.graphs):
+            store, needed, optional = self.graphs.store, self.needed, self.ensemble.optional
+            with self.timed("read"):
+                read = read_screened(store, chunk.graphs, needed, needed, chunk.numbers, optional)
+        if read is not None and not chunk.reason:
+            for member in self.ensemble.members:
+                self.check()
+                outcomes.append(outcome_of(member, read))
+            self.done += 1
+            self.load += chunk.load
+            predictions = self.ensemble.combine(read, outcomes)
+        else:
             nodes, edges = (0, 0) if read is None else (read.whole.num_nodes, read.whole.num_edges)
             unbuilt = self.graphs.failures.get(int(chunk.numbers[0]))
             texts = {key: Texts([text]) for key, text in unbuilt.texts.items()} if unbuilt else {}
             predictions = self.ensemble.nothing(nodes, edges, chunk.reason)
             predictions = replace(predictions, texts=texts if read is None else read.whole.texts)
-        else:
-            assert read is not None
-            predictions = self.ensemble.combine(read, outcomes)
         counts = len(predictions), int(np.count_nonzero(~predictions.ok)), sum(map(bool, predictions.domain))
         said = [text for text in predictions.status if text != "ok"]
         said += [one for text in predictions.domain if text for one in text.split("; ") if one != UNKNOWN]
         reasons = Counter(one_line(_OWN.sub("", text))[:LONGEST] or "no reason" for text in said)
-        block = Block(numbers=chunk.numbers, predictions=predictions, graphs=read)
-        return {**dict(zip(COUNTS, counts)), **reasons}, self.sink.piece(block)
+        piece = self.sink.piece(Block(numbers=chunk.numbers, predictions=predictions, graphs=read))
+        if outcomes:
+            self.largest = max(self.largest, time.perf_counter() - began)
+        return {**dict(zip(COUNTS, counts)), **reasons}, piece
 
     def account(self) -> dict[str, Any]:
         """Return what this rank did and when."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from dataclasses import field as member
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -13,9 +13,8 @@ from ase import Atoms
 
 from hydragnn.architectures import ArchitectureSettings, GeometricSettings
 from hydragnn.base.errors import InputError
-from hydragnn.base.places import absent_store
-from hydragnn.datasets import CoarseningSettings, Make, open_store
-from hydragnn.datasets.manifest import cutoff_of, transform_in, transform_of
+from hydragnn.datasets import CoarseningSettings, Make
+from hydragnn.datasets.manifest import cutoff_of
 from hydragnn.datasets.sources.atoms_text import ATOMS, atoms_text
 from hydragnn.datasets.sources.base import MakerOfMany, groups_of_makers, pieces_of
 from hydragnn.datasets.sources.registry import settings_of_rule
@@ -35,6 +34,9 @@ from hydragnn.graphs.units import CLOSE, LENGTH_UNIT, in_ase_units, knows_length
 from hydragnn.graphs.validate import TURNS, into_cell
 from hydragnn.models import Target
 from hydragnn.runs.cutoff import ROUNDING
+
+if TYPE_CHECKING:
+    from hydragnn.ensemble.ensemble import Ensemble
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,11 +65,6 @@ class Structures:
             atoms, self.cutoff, fields=self.fields, keys=keys, max_neighbours=self.max_neighbours, name=name
         )
         return self._completed(graph, keys)
-
-    @property
-    def keeps_fields(self) -> bool:
-        """Return True where nothing but edges follows from positions."""
-        return self.max_neighbours is None and not self.encodings and self.coarsening is None
 
     def moved(self, graph: GraphBatch, atoms: Atoms, name: str, neighbours: SkinList) -> GraphBatch:
         """Return the graph of a structure that moved since the given one.
@@ -105,7 +102,7 @@ class Structures:
         return None if batch is None else self._completed(batch, keys)
 
     def _completed(self, graph: GraphBatch, keys: Mapping[str, str]) -> GraphBatch:
-        """Return graphs in the units of training, with encodings and levels."""
+        """Return graphs in the units of training, with structural encodings and levels."""
         scales = {one: scale for one, scale in self.scales.items() if keys[one] == self.keys.get(one, one)}
         if scales:
             scaled = {one: (graph[one].double() * scale).to(graph[one].dtype) for one, scale in scales.items()}
@@ -160,7 +157,9 @@ class MovingStructure:
             graph = self.structures.moved(last[0], atoms, name, self.neighbours)
         else:
             graph = self.structures.graph(atoms, name)
-        self._last = (graph, atoms) if self.structures.keeps_fields else None
+        rule = self.structures
+        only_edges = rule.max_neighbours is None and not rule.encodings and rule.coarsening is None
+        self._last = (graph, atoms) if only_edges else None  # else more follows from positions
         return graph
 
     def forget(self) -> None:
@@ -177,25 +176,26 @@ def reads_atoms(manifest: Manifest) -> bool:
     return manifest.dim == 3 and ATOMIC_NUMBERS in {field.name for field in manifest.inputs}
 
 
-def structures_for(members: Sequence[Member], manifest: Manifest) -> Structures:
+def structures_for(ensemble: "Ensemble") -> Structures:
     """Return the rule that made the training graphs of all members.
 
     All members were trained on one store, so they share its cutoff, and shorter cutoffs of single members act inside their
     models as they did in training. Where the store's cutoff is not known, it is the largest cutoff of a member. InputError
     where the ensemble is not about atoms.
     """
+    manifest, members = ensemble.manifest, ensemble.members
     if not reads_atoms(manifest):
         raise InputError(
             "this ensemble does not read atomic numbers in three dimensions, and nothing says how files become its graphs; give "
             "it a store, or a BUILD.toml (docs/data.md)"
         )
-    store_attributes = training_attributes(members, manifest)
+    store_attributes = ensemble.training_attributes
     if store_attributes.get("source") != "ase" and length_in_angstrom(store_attributes) != 1.0:
         raise InputError(
             f"the positions of the training data are in {store_attributes[LENGTH_UNIT]}, and those of structure files in Angstrom; give a store, "
             "or a BUILD.toml, of graphs like those of training"
         )
-    if transform := training_transform(members, manifest):
+    if transform := ensemble.training_transform:
         raise InputError(
             f"graphs of the training store were changed by {transform}, which is for files; give a store, or a BUILD.toml with this "
             "transform"
@@ -265,22 +265,6 @@ def made_graphs(makers: Iterable[Make], first: int = 0) -> tuple[list[GraphBatch
                 failures[number] = Unbuilt(reason=str(error), texts=texts)
         place += len(some)
     return graphs, numbers, failures
-
-
-def training_attributes(members: Sequence[Member], manifest: Manifest) -> Mapping[str, Any]:
-    """Return the attributes of the training store, from manifest or store."""
-    if "attributes" in manifest.data:
-        store_attributes = manifest.data["attributes"]
-        return store_attributes if isinstance(store_attributes, Mapping) else {}
-    path = members[0].config.data.store
-    return open_store(path).attributes if absent_store(path) is None else {}
-
-
-def training_transform(members: Sequence[Member], manifest: Manifest) -> str | None:
-    """Return the transform of training, from store or records; None where unknown."""
-    own = transform_of(training_attributes(members, manifest))
-    noted = (transform_in(member.record.notes, manifest.targets[0].branch) for member in members)
-    return own or next(filter(None, noted), own)
 
 
 def check_edges(

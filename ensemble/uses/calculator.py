@@ -104,8 +104,8 @@ class EnsembleCalculator(Calculator):
 
     def _read(self, atoms: Atoms) -> Values:
         """Return the fields that members read, each with its key."""
-        keys = {one.name: self.structures.key(atoms, one) for one in self.structures.fields}
-        return {one.name: (keys[one.name], value_on(atoms, one, keys[one.name])) for one in self.structures.fields}
+        fields, key_of = self.structures.fields, self.structures.key
+        return {one.name: (key := key_of(atoms, one), value_on(atoms, one, key)) for one in fields}
 
     def _graph(self, atoms: Atoms) -> GraphBatch:
         """Return a structure's graph, with a new geometry alone where possible."""

@@ -17,6 +17,7 @@ from hydragnn.base.errors import InputError, as_note, words_of
 from hydragnn.base.imports import function_named
 from hydragnn.datasets import GraphStore, make_split
 from hydragnn.datasets.split import species_counts
+from hydragnn.ensemble.estimates.moments import Array
 from hydragnn.ensemble.members.member import Member, MemberOutcome
 from hydragnn.ensemble.members.outputs import MemberOutputs, labels_of
 from hydragnn.ensemble.reading.module import atoms_of
@@ -28,8 +29,6 @@ from hydragnn.models import Distribution, Point
 
 ALIGNING = 200
 """Training graphs that reference energies are fitted on, at least one of every independent composition."""
-
-Array = np.ndarray
 
 
 def results_of(atoms: Atoms, calculator: Any) -> dict[str, Any]:
@@ -92,9 +91,9 @@ class Baseline:
 
     def __init__(self, name: str, reference: str, run: Member, attributes: Mapping[str, Any]) -> None:
         """Raise InputError for targets that a calculator does not have."""
-        self.name, self.reference, self.targets = name, reference, run.targets
-        self.names, self.factors = properties_of(run.targets), factors_of(run.targets, attributes)
-        others = [target.name for target in run.targets if target.name not in self.names.values()]
+        self.names, self.reference, self.targets = (name,), reference, run.targets
+        self.properties, self.factors = properties_of(run.targets), factors_of(run.targets, attributes)
+        others = [target.name for target in run.targets if target.name not in self.properties.values()]
         spread = [target.name for target in run.targets if target.distribution is not Point]
         if others or spread:
             problem = f"predict {others[0]}" if others else f"give {spread[0]} a variance"
@@ -106,6 +105,10 @@ class Baseline:
         self.energies: dict[str, float] = {}
         """Reference energy of each element in eV, which is added to the calculator's."""
 
+    def weights_of(self, field: str) -> Float[Array, " members"]:
+        """Return the weight of the only member."""
+        return np.ones(1)
+
     def values(self, graph: GraphBatch) -> dict[str, Float[Array, "items *shape"]]:
         """Return the results for one graph, by target and in its unit."""
         atoms = atoms_of(graph)
@@ -115,14 +118,14 @@ class Baseline:
         unknown = sorted({symbol for symbol in atoms.symbols if symbol not in self.energies}) if self.energies else []
         if unknown:
             raise InputError(f"{self.reference} has no reference energy of {unknown[0]}, which no training graph has")
-        lacking = [what for what in self.names if what not in results]
+        lacking = [what for what in self.properties if what not in results]
         if lacking:
             raise InputError(f"{self.reference} gives no {lacking[0]} of {atoms.symbols}")
         results["energy"] += sum(self.energies.get(symbol, 0.0) for symbol in atoms.symbols)
         shapes = {target.name: target.field.shape for target in self.targets}
         return {
             name: np.asarray(results[what], dtype=np.float64).reshape(-1, *shapes[name]) / self.factors[what]
-            for what, name in self.names.items()
+            for what, name in self.properties.items()
         }
 
     def outputs(self, store: GraphStore, graphs: Int[Array, " graphs"]) -> MemberOutputs:
@@ -165,9 +168,9 @@ def aligned_baseline(name: str, reference: str, run: Member, store: GraphStore) 
     InputError where the calculator fails.
     """
     baseline = Baseline(name, reference, run, store.attributes)
-    energy = next(target for target in run.targets if target.name == baseline.names["energy"])
+    energy = next(target for target in run.targets if target.name == baseline.properties["energy"])
     species, counts, order = aligning_graphs(store, make_split(store, run.config.split).train, energy.field.name)
-    forces = baseline.names.get("forces", "")
+    forces = baseline.properties.get("forces", "")
     fields = [*dict.fromkeys([*baseline.inputs, energy.field.name, *filter(None, [forces])])]
     shifts, structures, refused, pairs = dict[int, float](), dict[int, Atoms](), dict[int, str](), list[Array]()
     while todo := [one for one in graphs_for_fit(counts, order) if one not in shifts]:

@@ -43,13 +43,11 @@ for which the documentation of ``scaled_dot_product_attention`` says it. Not amo
 and the gradient of an embedding, which sorts.
 """
 
-EXACT = frozenset({"amax", "amin"})
-"""Reductions that are the same in every order."""
 ORDERED: Mapping[str, Callable[[Sequence[Any]], bool]] = {
     "*put": lambda inputs: not any(value is True for value in inputs),
     "cum*": lambda inputs: not inputs[0].is_floating_point(),
     "bincount": lambda inputs: not any(isinstance(value, Tensor) for value in inputs[1:]),
-    "*_reduce": lambda inputs: any(isinstance(value, str) and value in EXACT for value in inputs),
+    "*_reduce": lambda inputs: any(isinstance(value, str) and value in ("amax", "amin") for value in inputs),
 }
 """Inputs with which some of these have an order all the same."""
 

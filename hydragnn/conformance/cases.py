@@ -13,6 +13,7 @@ from hydragnn.base.imports import allow_named
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Field
 from hydragnn.graphs.joining import concatenate
+from hydragnn.graphs.joining import repeated as copied
 from hydragnn.graphs.levels import CLUSTERS, clusters_field, with_contracted_levels
 from hydragnn.graphs.topology import Topology
 from hydragnn.models import (
@@ -145,26 +146,20 @@ def repeated(cell: GraphBatch, counts: tuple[int, int, int]) -> tuple[int, Graph
     reached = copies.unsqueeze(1) + images  # [copies, edges, 3]
     wraps, inside = reached.div(size, rounding_mode="floor"), reached.remainder(size)
     place = (inside[..., 0] * counts[1] + inside[..., 1]) * counts[2] + inside[..., 2]
-    first = torch.arange(number).unsqueeze(1) * cell.num_nodes
-    nodes = {name: value.repeat(number, *[1] * (value.ndim - 1)) for name, value in cell.nodes.items()}
-    clusters = cell.nodes[CLUSTERS]
-    of_copy = torch.arange(number).repeat_interleave(cell.num_nodes).unsqueeze(1)
-    nodes[CLUSTERS] = nodes[CLUSTERS] + of_copy * (clusters.amax(0) + 1)
+    apart = copied(cell, number)  # as graphs without edges between them
+    clusters = apart.nodes[CLUSTERS] + apart.owner("node").unsqueeze(1) * (cell.nodes[CLUSTERS].amax(0) + 1)
     wide = lattice * size.unsqueeze(1)
+    senders = (place * cell.num_nodes + cell.senders).flatten()
     return number, replace(
         cell,
         positions=(cell.positions + (copies.double() @ lattice).unsqueeze(1)).flatten(0, 1),
-        topology=Topology.square(
-            (place * cell.num_nodes + cell.senders).flatten(),
-            (first + cell.receivers).flatten(),
-            number * cell.num_nodes,
-        ),
+        topology=Topology.square(senders, apart.receivers, apart.num_nodes),
         edge_shifts=(wraps.double() @ wide).flatten(0, 1),
         cell=wide.unsqueeze(0),
         node_offsets=cell.node_offsets * number,
         edge_offsets=cell.edge_offsets * number,
-        nodes=nodes,
-        edges={name: value.repeat(number, *[1] * (value.ndim - 1)) for name, value in cell.edges.items()},
+        nodes={**apart.nodes, CLUSTERS: clusters},
+        edges=apart.edges,
     )
 
 

@@ -83,7 +83,7 @@ def _compared(
     """
     if of_space and subject.graphs is not None and subject.graphs.dim == 0:
         raise DoesNotApply("the graphs have no positions")
-    for name, atoms in subject.structures() if subject.computes_atoms else ():
+    for name, atoms in subject.structures() if subject.new_calculator else ():
         change = change_atoms(atoms)
         expected, actual = map(of_atoms, subject.results([atoms, change.changed]))
         yield from gaps(actual, expected, name, change)
@@ -146,7 +146,7 @@ def _repetition(subject: "Subject") -> Figures:
 
 @law("batches")
 def _batches(subject: "Subject") -> Figures:
-    if subject.computes_atoms:
+    if subject.new_calculator:
         names, frames = zip(*subject.structures())
         for name, atoms, result in zip(names, frames, subject.results(frames)):
             yield from gaps(of_atoms(result), of_atoms(subject.alone(atoms)), name)

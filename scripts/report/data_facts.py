@@ -143,7 +143,7 @@ def run_rows(model: Ensemble, config: RunConfig) -> tuple[dict[str, NDArray[Any]
     split, member = make_split(store, config.split), model.members[0]
     graphs = evenly_spaced(split.valid, store.sizes().nodes, PREDICTED_GRAPHS, PREDICTED_NODES)
     outputs = member_outputs(model.members, store, graphs, model.needed(store))
-    _, rows = part_evaluation(model.targets, outputs, model.names, model.weights_of, {}, {}, {})
+    _, rows = part_evaluation(model, outputs)
     if not is_data(store, member.record.data_hash):
         return rows, {}
     used = store if config.data.edges else WithoutEdges(store)

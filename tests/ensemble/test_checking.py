@@ -19,7 +19,8 @@ from ase.stress import voigt_6_to_full_3x3_stress
 
 from hydragnn.conformance.law import jump
 from hydragnn.conformance.structures import LAWS
-from hydragnn.ensemble.checking import Finding, Subject, findings_of, laws, model_subject
+from hydragnn.ensemble import checking
+from hydragnn.ensemble.checking import Finding, Subject, findings_of, model_subject
 from hydragnn.graphs import Field, concatenate, graph_from_arrays
 from hydragnn.scripts.api import train
 from hydragnn.scripts.check_commands import check
@@ -41,7 +42,7 @@ def crystal() -> Atoms:
 
 
 def of_law(name: str, subject: Subject, monkeypatch: pytest.MonkeyPatch) -> Finding:
-    monkeypatch.setattr(laws, "LAWS", {name: LAWS[name]})
+    monkeypatch.setattr(checking, "LAWS", {name: LAWS[name]})
     (finding,) = findings_of(subject)
     return finding
 
@@ -146,7 +147,7 @@ def test_a_jump_is_found_wherever_it_falls_between_points(place: float) -> None:
 
 
 def test_an_ensemble_has_every_exact_law(ensemble: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(laws, "LAWS", {name: law for name, law in LAWS.items() if name in EXACT | {"stress"}})
+    monkeypatch.setattr(checking, "LAWS", {name: law for name, law in LAWS.items() if name in EXACT | {"stress"}})
     found = {one.law: one for one in findings_of(model_subject(ensemble))}
     assert {name for name in EXACT if found[name].verdict != "passed"} == {"extensivity"}  # which clusters lack
     assert found["extensivity"].verdict == found["stress"].verdict == "does not apply"
@@ -211,7 +212,9 @@ def test_structures_that_cannot_be_asked_are_refused(text: str, says: str, runs:
 
 
 def test_all_name_failures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(laws, "LAWS", {name: LAWS[name] for name in ("errors are not silent", "precision", "rotation")})
+    monkeypatch.setattr(
+        checking, "LAWS", {name: LAWS[name] for name in ("errors are not silent", "precision", "rotation")}
+    )
     page, frames = tmp_path / "page.md", tmp_path / "frames.xyz"
     write(frames, [crystal()])
     words: dict[str, Any] = {"calculator": "ase.calculators.emt:EMT", "structures": frames, "out": page}

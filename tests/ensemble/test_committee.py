@@ -18,8 +18,8 @@ from hydragnn.ensemble.domain import Domain, Latent
 from hydragnn.ensemble.ensemble import ensemble_of
 from hydragnn.ensemble.members import committee
 from hydragnn.ensemble.members.committee import in_committee
-from hydragnn.ensemble.members.latent import RIDGE, LatentFit
-from hydragnn.ensemble.members.member import Member, MemberOutcome, final_states, load_run, outcome, outcome_alone
+from hydragnn.ensemble.members.latent import RIDGE, fitted_space
+from hydragnn.ensemble.members.member import Member, MemberOutcome, final_states, load_member, outcome, outcome_alone
 from hydragnn.graphs import GraphBatch, concatenate, from_ase
 from hydragnn.models.trained_stack import TrainedStack
 from hydragnn.runs import train
@@ -39,7 +39,7 @@ def four(stored: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 
 def members_of(folders: Sequence[Path], dtype: torch.dtype) -> Sequence[Member]:
-    return ensemble_of([load_run(folder, dtype=dtype) for folder in folders]).members
+    return ensemble_of([load_member(folder, dtype=dtype) for folder in folders]).members
 
 
 def assert_near(one: MemberOutcome, other: MemberOutcome, tolerance: float) -> None:
@@ -110,7 +110,7 @@ def test_batches_that_cannot_be_computed_as_one_are_computed_one_by_one(four: li
 
 
 def test_a_batch_whose_numbers_changed_in_place_is_predicted_anew(four: list[Path], frames: list[Atoms]) -> None:
-    ensemble = ensemble_of([load_run(folder, dtype=torch.float64) for folder in four[:2]])
+    ensemble = ensemble_of([load_member(folder, dtype=torch.float64) for folder in four[:2]])
     batch = store_of(frames[:3])[:]
     before = ensemble.predict(batch)["energy"].mean
     batch.positions.mul_(1.1)
@@ -134,15 +134,13 @@ def states_of(nodes: int, seed: int) -> torch.Tensor:
 
 def test_distances_are_those_of_the_formula_and_do_not_depend_on_batches() -> None:
     known, asked = states_of(500, 0), states_of(7, 1)
-    fit = LatentFit(4)
-    for some in known.split(130):
-        fit.show(some, torch.arange(len(some)), len(some))
-    fit.show(torch.full((1, 4), torch.nan), torch.zeros(1, dtype=torch.int64), 1)
+    parts = [(some, torch.arange(len(some)), len(some)) for some in known.split(130)]
+    space = fitted_space(4, [*parts, (torch.full((1, 4), torch.nan), torch.zeros(1, dtype=torch.int64), 1)])
     moments = (known.T @ known / len(known)).numpy()
     inverse = np.linalg.inv(moments + RIDGE * np.trace(moments) / 4 * np.eye(4))
     expected = np.sqrt(np.einsum("nc,cd,nd->n", asked, inverse, asked))
     owners = torch.tensor([0, 0, 0, 0, 0, 2, 2])
-    actual, of_nodes = fit.space().distances(asked, owners, 3)
+    actual, of_nodes = space.distances(asked, owners, 3)
     np.testing.assert_allclose(np.exp(of_nodes), expected, rtol=1e-8)
     np.testing.assert_allclose(np.exp(actual[[0, 2], 0]), [expected[:5].mean(), expected[5:].mean()], rtol=1e-8)
     np.testing.assert_allclose(np.exp(actual[[0, 2], 1]), [expected[:5].max(), expected[5:].max()], rtol=1e-8)
@@ -152,7 +150,7 @@ def test_distances_are_those_of_the_formula_and_do_not_depend_on_batches() -> No
     away = (asked[:5].mean(dim=0) - known.mean(dim=0)).numpy()
     np.testing.assert_allclose(np.exp(actual[0, 2]), np.sqrt(away @ inverse @ away), rtol=1e-8)
     assert (actual[1] < -60).all(), "a graph without nodes has no states"
-    rough, _ = fit.space().distances(asked.to(torch.bfloat16), owners, 3)
+    rough, _ = space.distances(asked.to(torch.bfloat16), owners, 3)
     np.testing.assert_allclose(rough[[0, 2]], actual[[0, 2]], atol=0.3)  # of rounding to 8 bits, times 100 at most
 
 
@@ -203,10 +201,8 @@ def test_lack_of_memory_changes_nothing(ensemble: Path, frames: list[Atoms], mon
 
 
 def test_states_of_other_models_are_refused(ensemble: Path, runs: list[Path]) -> None:
-    from hydragnn.ensemble.members.member import load_member
-
-    space = LatentFit(5).space()
+    space = fitted_space(5, [])
     with pytest.raises(InputError, match=r"states of 5 channels, and the model in .* has 12"):
-        load_member(runs[0], model=runs[0] / "model", name="one", weight=1.0, latent=space)
+        load_member(runs[0], latent=space)
     (latent,) = [one for one in Ensemble.load(ensemble).manifest.domain.detectors if isinstance(one, Latent)]
     assert len(latent.spaces) == 3

@@ -19,7 +19,7 @@ from hydragnn.ensemble.estimates.calibration.cross_validation import cross_inter
 from hydragnn.ensemble.estimates.calibration.numbers import Calibration, fit_calibration
 from hydragnn.ensemble.estimates.calibration.protocol import NO_GROWTH, POWER, USUAL, Distance, held_out_p_values
 from hydragnn.ensemble.estimates.classes import ClassEstimate
-from hydragnn.ensemble.estimates.estimate import FoldLabels, Labelled
+from hydragnn.ensemble.estimates.estimate import Labelled
 from hydragnn.ensemble.estimates.metrics import gaussian_crps, point_metrics
 from hydragnn.ensemble.estimates.numbers import NumberEstimate, moments_of
 from hydragnn.ensemble.manifest import calibration_from_json
@@ -57,11 +57,11 @@ class Draw:
         labels, nodes = self.truth[graphs].reshape(-1, *shape), np.full(len(graphs) * items, items)
         return points(labels, means, np.repeat(graphs, items), nodes)
 
-    def labels(self, later: int = 0) -> list[FoldLabels]:
+    def labels(self, later: int = 0) -> list[Labelled]:
         of = [(fold + later) % self.folds * self.each for fold in range(self.folds)]
         members = [tuple(range(first, first + self.each)) for first in of]
         graphs = [np.arange(fold, self.train, self.folds) for fold in range(self.folds)]
-        return [FoldLabels(members=own, rows=self.rows(some, own)) for own, some in zip(members, graphs)]
+        return [replace(self.rows(some, own), fold=own) for own, some in zip(members, graphs)]
 
 
 def draw(seed: int, field: Field, *, each: int, folds: int = 5, train: int = 40) -> Draw:
@@ -126,7 +126,7 @@ def test_cross_validated_sets_hold_the_classes_of_fresh_graphs(each: int) -> Non
                 graph=graphs,
                 nodes=np.ones(8, dtype=np.int64),
             )
-            folds.append(FoldLabels(members=members, rows=rows))
+            folds.append(replace(rows, fold=members))
         target = Target(field=PHASE, loss="cross_entropy", distribution=Categorical)
         fitted = ClassEstimate.cross_calibration(target, folds, weights, 0.9)
         fresh = [Categorical(logits=torch.from_numpy(values[40:])) for values in words]
@@ -182,7 +182,7 @@ def test_no_label_meets_an_interval_that_it_made() -> None:
     """Wrong labels of a fold widen the intervals of the other folds, and leave its own as they are."""
     one = draw(0, FORCES, each=2)
     folds = one.labels()
-    wrong = replace(folds[2], rows=replace(folds[2].rows, labels=10 * folds[2].rows.labels + 5))
+    wrong = replace(folds[2], labels=10 * folds[2].labels + 5)
     others = [*folds[:2], wrong, *folds[3:]]
     before, after = (held_out_estimate(one.target, every, one.weights, 0.9) for every in (folds, others))
     assert isinstance(before, NumberEstimate) and isinstance(after, NumberEstimate)
@@ -212,8 +212,7 @@ def drawn(seed: int, p_values: np.ndarray, power: float = POWER, doubts: float =
 
 def fitted(rows: Labelled, distance: Distance) -> Calibration:
     plain = NumberEstimate.calibration(PULLS, rows, None, WEIGHTS, 0.9)
-    folds = [FoldLabels(members=tuple(range(MEMBERS)), rows=rows)]
-    return NumberEstimate.calibration_at(PULLS, plain, folds, WEIGHTS, distance)
+    return NumberEstimate.calibration_at(PULLS, plain, [rows], WEIGHTS, distance)
 
 
 def predicted(rows: Labelled, calibration: Calibration, target: Target = PULLS) -> NumberEstimate:
@@ -332,10 +331,10 @@ def test_every_component_is_calibrated_as_if_its_present_labels_were_all(compone
 
 def test_calibration_with_a_distance_and_by_folds_keeps_its_promise_on_present_labels() -> None:
     calibration = NumberEstimate.calibration(BOTH, rows(0), rows(1), WEIGHTS, 0.9)
-    whole = [FoldLabels(members=(0, 1, 2), rows=rows(1))]
+    whole = [rows(1)]
     grown = NumberEstimate.calibration_at(BOTH, calibration, whole, WEIGHTS, Distance(power=0.25))
     folds = [
-        FoldLabels(members=own, rows=replace(rows(2 + k), members=[rows(2 + k).members[m] for m in own]))
+        replace(rows(2 + k), members=[rows(2 + k).members[m] for m in own], fold=own)
         for k, own in enumerate(((0, 1), (2,)))
     ]
     crossed = NumberEstimate.cross_calibration(BOTH, folds, WEIGHTS, 0.9)

@@ -152,7 +152,8 @@ def assert_same_results(ours: Atoms, theirs: Atoms, energy: float, others: float
 
 def test_an_ensemble_about_something_else_than_atoms_takes_no_structures(ensemble: Path) -> None:
     loaded = Ensemble.load(ensemble)
-    refused("atomic numbers in three dimensions", structures_for, loaded.members, replace(loaded.manifest, dim=2))
+    flat = loaded.with_manifest(replace(loaded.manifest, dim=2))
+    refused("atomic numbers in three dimensions", structures_for, flat)
 
 
 def test_stress_is_the_slope_of_the_energy_with_strain_in_ases_order(strained: tuple[Path, Atoms]) -> None:
@@ -179,7 +180,7 @@ def test_structures_get_the_encodings_that_members_read(ensemble: Path, frames: 
     loaded = Ensemble.load(ensemble)
     encoding = Field(name="random_walk_encoding", on="node", shape=(3,))
     manifest = replace(loaded.manifest, inputs=(*loaded.manifest.inputs, encoding))
-    made, bare = (structures_for(loaded.members, one).graph(frames[0], "first") for one in (manifest, loaded.manifest))
+    made, bare = (one.structures.graph(frames[0], "first") for one in (loaded.with_manifest(manifest), loaded))
     assert np.array_equal(made[encoding.name], with_encodings(bare, {encoding.name: 3})[encoding.name])
 
 

@@ -33,7 +33,7 @@ from hydragnn.ensemble.estimates.calibration.numbers import (
     rows_of,
 )
 from hydragnn.ensemble.estimates.calibration.protocol import Distance
-from hydragnn.ensemble.estimates.estimate import FoldLabels, Labelled
+from hydragnn.ensemble.estimates.estimate import Labelled
 from hydragnn.ensemble.estimates.metrics import gaussian_crps, miscalibration_area
 from hydragnn.ensemble.estimates.moments import MixtureMoments
 from hydragnn.ensemble.estimates.numbers import NumberEstimate, moments_of
@@ -293,8 +293,7 @@ def test_vectors_have_the_same_intervals_however_the_axes_lie() -> None:
         rows = (mean + error) @ rotation, [mean @ rotation], graph, nodes
         valid = apart = points(*rows, distances)
         plain = NumberEstimate.calibration(target, valid, apart, ALONE, 0.9)
-        folds = [FoldLabels(members=(0,), rows=apart)]
-        fitted = NumberEstimate.calibration_at(target, plain, folds, ALONE, Distance.among(distances))
+        fitted = NumberEstimate.calibration_at(target, plain, [apart], ALONE, Distance.among(distances))
         assert fitted.form.kind == "magnitude" and fitted.components[0].corrections != NONE
         widths.append(NumberEstimate.of(target, valid.members, ALONE, fitted, nodes).at(fitted, distances).std)
         np.testing.assert_allclose(widths[-1], widths[-1][:, :1].repeat(3, axis=1), rtol=1e-9)

@@ -223,7 +223,7 @@ def test_another_lattice_is_flagged_between_the_bodies_of_training() -> None:
     )
     frame = crystal(random, lattice="bcc", a=3.6 * (2 / 3) ** 0.5)
     assert output_of(domain, frame).reasons[0] and not output_of(domain, body(0)).reasons[0]
-    assert output_of(domain, frame).further[0] > np.log(2) > output_of(domain, body(0)).further[0]
+    assert output_of(domain, frame).distances[0, 2] > np.log(2) > output_of(domain, body(0)).distances[:, 2][0]
 
 
 def test_a_vacancy_in_a_crystal_is_flagged_by_nodes_with_neighbours_on_one_side(domain: Domain) -> None:
@@ -272,8 +272,7 @@ def test_doubts_are_those_beyond_the_median_of_held_out_graphs(
     own = {"energy": np.array([[50.0, 50.0]]), "forces": np.array([[50.0, forces]])}
     frame = crystal(np.random.default_rng(8))
     output = output_of(domain, frame, doubts=Doubts(of_graphs=own))
-    np.testing.assert_allclose(output.doubts, [doubts], atol=1e-3)
-    np.testing.assert_array_equal(output.distances, [[output.p_values[0], output.doubts[0], output.further[0]]])
+    np.testing.assert_allclose(output.distances[:, 1], [doubts], atol=1e-3)
 
 
 DRAW = {

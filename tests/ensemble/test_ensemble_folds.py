@@ -17,7 +17,7 @@ from hydragnn.ensemble.building.held_out import calibrating_split
 from hydragnn.ensemble.estimates.calibration.numbers import Calibration
 from hydragnn.ensemble.estimates.calibration.protocol import held_out_p_values
 from hydragnn.ensemble.estimates.numbers import NumberEstimate
-from hydragnn.ensemble.members.member import Member, load_run
+from hydragnn.ensemble.members.member import Member, load_member
 from hydragnn.graphs import Field
 from hydragnn.models import Point, Target
 from hydragnn.scripts.report import write_report
@@ -68,7 +68,7 @@ def cross_validated(tmp_path_factory: pytest.TempPathFactory, fold_runs: list[Pa
 
 
 def test_no_member_speaks_of_what_it_has_seen(cross_validated: Built, fold_runs: list[Path]) -> None:
-    members = [load_run(run, weight=0.25) for run in fold_runs]
+    members = [load_member(run, weight=0.25) for run in fold_runs]
     store = open_store(members[0].config.data.store)
     splits, (_, folds) = [make_split(store, one.config.split) for one in members], calibrating_split(members, store)
     assert sorted(np.concatenate([fold.graphs for fold in folds]).tolist()) == list(range(72))
@@ -93,7 +93,7 @@ def test_no_member_speaks_of_what_it_has_seen(cross_validated: Built, fold_runs:
         own = np.isin(graph, splits[fold.members[0]].test)
         alone = [Point(mean=torch.from_numpy(words[fold.members[0], own]))]
         nodes = store.sizes().nodes[graph[own]]
-        one = NumberEstimate.of(ENERGY, alone, np.ones(1), calibration.without_folds(), nodes)
+        one = NumberEstimate.of(ENERGY, alone, np.ones(1), replace(calibration, folds=()), nodes)
         p_value, further = ([of[g] for g in graph[own].tolist()] for of in (p_value_of, further_of))
         one = one.at(calibration, distances_of(p_value, further=further))
         np.testing.assert_allclose(fold.scores[0], np.sort(np.abs(one.mean - truth[own]) / one.std), rtol=1e-9)
@@ -131,7 +131,7 @@ def test_the_ensemble_says_how_it_was_calibrated_and_predicts(
         np.testing.assert_allclose(one.mean, one.members.mean(axis=0), atol=1e-9)
     width = predictions["energy"]["upper"] - predictions["energy"]["lower"]
     assert len(set(width.round(9))) > 1, "folds disagree more about some graphs than about others"
-    source = load_run(fold_runs[0]).config.data.store
+    source = load_member(fold_runs[0]).config.data.store
     assert predict_to_file(out, source, tmp_path / "out.h5").failed == 0
     whole, arrays = ensemble.predict(open_store(source)), arrays_of(tmp_path / "out.h5")
     for quantity in ("mean", "std", "lower", "upper"):
@@ -192,7 +192,7 @@ def with_split(member: Member, **changes: Any) -> Member:
 
 @pytest.fixture(scope="session")
 def member(runs: list[Path]) -> Member:
-    return load_run(runs[0])
+    return load_member(runs[0])
 
 
 @shared
@@ -234,12 +234,12 @@ def test_graphs_that_chose_nothing_calibrate(calibrated_runs: list[Path], store:
     assert set(evaluation.parts) == {"valid", "test"}
     with np.load(tmp_path / "out" / "evaluation.npz") as arrays:
         tested = set(arrays["test/energy/graph"].tolist())
-    split, _ = calibrating_split([load_run(run) for run in calibrated_runs], store)
+    split, _ = calibrating_split([load_member(run) for run in calibrated_runs], store)
     assert tested == set(split.test.tolist()) and not tested & set(split.calibration.tolist())
 
 
 def test_validation_calibrates_without_labels(calibrated_runs: list[Path], store: MemoryStore, tmp_path: Path) -> None:
-    split = make_split(store, load_run(calibrated_runs[0]).config.split)
+    split = make_split(store, load_member(calibrated_runs[0]).config.split)
     graphs = [store.read(np.array([number])) for number in range(len(store))]
     graphs = [one.with_fields(drop={"forces"}) if k in split.calibration else one for k, one in enumerate(graphs)]
     bare = MemoryStore(graphs, store.attributes)

@@ -230,7 +230,7 @@ def test_members_that_do_not_fit_into_memory_are_refused_with_what_they_take(
     job = PredictionJob(model=ensemble, sources=(stored,), out=tmp_path / "out.h5")
     sentence = rf"{ensemble}: its members take .* GB .*{words}; take fewer members"
     with ExitStack() as lock, pytest.raises(InputError, match=sentence) if words else nullcontext():
-        begin(job, Inputs(job), ranks, lock)
+        begin(Inputs(job, processes=ranks * job.graph_ranks), lock)
     assert bool(list(tmp_path.iterdir())) == (not words)
 
 

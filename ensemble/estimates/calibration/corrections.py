@@ -16,8 +16,6 @@ from jaxtyping import Float, Int
 from hydragnn.base.settings import Positive
 from hydragnn.ensemble.estimates.moments import Array
 
-THIRDS = (1 / 3, 2 / 3)
-
 TINY = 1e-300
 """Smallest mean square, in units of any scale."""
 
@@ -82,7 +80,7 @@ def fit_corrections(
     """
     weights = _weights(graph)
     quantities = {"nodes": nodes, "magnitude": magnitude}
-    cut = {name: np.digitize(one, np.quantile(one, THIRDS), right=True) for name, one in quantities.items()}
+    cut = {name: np.digitize(one, np.quantile(one, (1 / 3, 2 / 3)), right=True) for name, one in quantities.items()}
     thirds = {name: [third == number for number in np.unique(third)] for name, third in cut.items()}
     within = {name: [_weights(graph[own]) for own in owns] for name, owns in thirds.items()}
     full = {name: np.zeros(len(own)) for name, own in thirds.items()}  # logarithms of factors before they are shrunk

@@ -44,12 +44,12 @@ class FoldScores:
 
 
 def shares(weights: Float[Array, " members"], members: Sequence[int]) -> Float[Array, " some"]:
-    """Return the weights of some members among themselves.
+    """Return the weights of some members among themselves; of none, those of all.
 
     >>> shares(np.array([0.2, 0.2, 0.6]), [0, 2])
     array([0.25, 0.75])
     """
-    own = weights[list(members)]
+    own = weights[list(members)] if members else weights
     return own / own.sum()
 
 

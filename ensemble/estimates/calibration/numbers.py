@@ -25,15 +25,13 @@ from hydragnn.ensemble.estimates.calibration.protocol import AnyCalibration, che
 from hydragnn.ensemble.estimates.moments import Array, MixtureMoments, isotropic
 from hydragnn.graphs.field import Field
 
-Method = Literal["spread", "absolute"]
-
 
 @pydantic.with_config(pydantic.ConfigDict(extra="forbid"))
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Calibration(AnyCalibration):
     """Calibration of one numeric field: standard deviation and interval."""
 
-    method: Method
+    method: Literal["spread", "absolute"]
     """spread: the scale is the members' spread with its form as an addition and floor; absolute: the form alone."""
     components: tuple[Component, ...]
     form: GrowthForm = CONSTANT
@@ -191,21 +189,13 @@ def labelled_rows(
     )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Calibrated:
-    """Calibrated uncertainty of items, in the field's shape; NaN without a prediction."""
-
-    std: Float[Array, "items *shape"]
-    half_width: Float[Array, "items *shape"]
-    """Half the width of the interval around the mean."""
-    factor: Float[Array, "items *shape"]
-    """Factor on raw variances that makes them calibrated."""
-
-
 def calibrated(
     field: Field, calibration: Calibration, moments: MixtureMoments, nodes: Int[np.ndarray, " items"]
-) -> Calibrated:
-    """Return the calibrated uncertainty of predictions."""
+) -> tuple[Float[Array, "items *shape"], Float[Array, "items *shape"], Float[Array, "items *shape"]]:
+    """Return calibrated deviations, half widths of intervals, and factors on raw variances.
+
+    They have the field's shape, and NaN without a prediction.
+    """
     rows = rows_of(field, moments, nodes)
     std, half, variance = (np.ones(rows.spread.shape) for _ in range(3))
     for c, component in enumerate(calibration.components):
@@ -216,7 +206,7 @@ def calibrated(
         if calibration.follows:
             variance[:, c] = factor**2
     std, half, variance = (one.reshape(len(nodes), *field.shape) for one in (std, half, variance))
-    return Calibrated(std=std, half_width=half, factor=variance)
+    return std, half, variance
 
 
 def quantities_of(
@@ -234,22 +224,19 @@ def quantities_of(
     epistemic, aleatoric, std = parts.epistemic, parts.aleatoric, np.sqrt(parts.variance)
     lower = upper = np.full_like(std, np.nan)
     if calibration is not None and not folds:
-        own = calibrated(field, calibration, moments, nodes)
-        std, epistemic, aleatoric = own.std, epistemic * own.factor, aleatoric * own.factor
-        lower, upper = moments.mean - own.half_width, moments.mean + own.half_width
+        std, half, factor = calibrated(field, calibration, moments, nodes)
+        epistemic, aleatoric = epistemic * factor, aleatoric * factor
+        lower, upper = moments.mean - half, moments.mean + half
     elif calibration is not None:
         counts = np.array([len(fold.scores[0]) for fold in calibration.folds])
-        every = [calibrated(field, calibration, one, nodes) for one in folds]
-        stds = np.stack([one.std for one in every])
+        stds, _, factors = map(np.stack, zip(*(calibrated(field, calibration, one, nodes) for one in folds)))
         lower, upper = _cross_ends(np.stack([one.mean for one in folds]), stds, calibration)
         lower, upper = np.minimum(lower, moments.mean), np.maximum(upper, moments.mean)
         std = np.sqrt(np.average(stds**2, axis=0, weights=counts))
         if calibration.follows:
             within = [isotropic(one, turning_axes(field)) for one in folds]
-            epistemic, aleatoric = (
-                np.average([one.factor * part for one, part in zip(every, of_folds)], axis=0, weights=counts)
-                for of_folds in zip(*((one.epistemic, one.aleatoric) for one in within))
-            )
+            epistemic = np.average(factors * [one.epistemic for one in within], axis=0, weights=counts)
+            aleatoric = np.average(factors * [one.aleatoric for one in within], axis=0, weights=counts)
     roots = {"std": std, "epistemic": np.sqrt(epistemic), "aleatoric": np.sqrt(aleatoric)}
     return {**roots, "lower": lower, "upper": upper}
 

@@ -140,14 +140,9 @@ class AnyCalibration(ABC):
             which += f" (CV+ over {len(self.folds)} folds: {level} is usual; they also chose the scale, else {least} % would be guaranteed)"
         return f"calibrated on {self.graphs} {which}" + ("" if self.guaranteed else f": too few to guarantee {level}")
 
-    def without_folds(self) -> "AnyCalibration":
-        """Return the calibration of one fold, around its own prediction."""
-        return replace(self, folds=())
-
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON, which ``calibration_from_json`` reads."""
-        value = asdict(self)
-        return {name: list(item) if isinstance(item, tuple) else item for name, item in value.items()}
+        return asdict(self)
 
 
 Fitted = TypeVar("Fitted", bound=AnyCalibration)
