@@ -54,13 +54,12 @@ def fitted_domain(
         references = (view for _, view in views(store, references_of(graphs), read, scale))
         return (*fitted_checks(seen, inputs), *fitted_statistics(references, inputs), *of_members)
 
-    detectors = fitted(train)
+    detectors, total = fitted(train), sum(len(graphs) for graphs, _ in held_out)
     if not detectors:
-        nothing = np.zeros((sum(len(graphs) for graphs, _ in held_out), 0))
-        return Domain(), Domain().scores_of_values(nothing)
+        return Domain(), Domain().scores_of_values(np.zeros((total, 0)))
     channels = channels_of(detectors)
     node_channels = [channel for detector in detectors for channel in detector.node_channels]
-    every = np.full((sum(len(graphs) for graphs, _ in held_out), len(channels)), np.nan)
+    every = np.full((total, len(channels)), np.nan)
     nodes, owners = [np.zeros((0, len(node_channels)))], [np.zeros(0, dtype=np.int64)]
     first = 0
     for graphs, doubts in held_out:

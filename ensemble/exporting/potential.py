@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import torch
 from ase.data import chemical_symbols
-from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
@@ -181,21 +180,6 @@ class PlainPotential(nn.Module):
         shares = [ensemble.weights_of(facts.names[name]) for name in self.results]
         self.register_buffer("shares", torch.tensor(np.stack(shares)))  # [results, members]
 
-    def batch_of(
-        self,
-        positions: Float[Tensor, "atoms 3"],
-        species: Int[Tensor, " atoms"],
-        cells: Float[Tensor, "structures 3 3"],
-        edges: Int[Tensor, "2 edges"],
-        images: Float[Tensor, "edges 3"],
-        owners: Int[Tensor, " atoms"],
-    ) -> GraphBatch:
-        """Return the structures as a batch."""
-        of_atoms = cells.index_select(0, owners)  # all, so that a structure that is not there is an error
-        shifts = (images.unsqueeze(1) @ of_atoms.index_select(0, edges[1])).squeeze(1)
-        vectors = positions[edges[0]] + shifts - positions[edges[1]]
-        return self.batch_of_vectors(vectors, species, cells, edges, owners)
-
     def batch_of_vectors(
         self, vectors: Tensor, species: Tensor, cells: Tensor, edges: Tensor, owners: Tensor
     ) -> GraphBatch:
@@ -250,10 +234,15 @@ class PlainPotential(nn.Module):
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """Return the means of results, then their standard deviations over the members.
 
-        Without derivatives ``tensors`` are those of ``batch_of_vectors``.
+        ``tensors`` are ``INPUTS``; without derivatives those of ``batch_of_vectors``.
         """
-        batch = self.batch_of(*tensors) if self.derivatives else self.batch_of_vectors(*tensors)
-        atoms, structures = tensors[1].shape[0], tensors[2].shape[0]  # without those that were added
+        atoms, structures = tensors[1].shape[0], tensors[2].shape[0]  # without those that are added
+        if self.derivatives:
+            positions, species, cells, edges, images, owners = tensors
+            of_atoms = cells.index_select(0, owners)  # all, so that a structure that is not there is an error
+            shifts = (images.unsqueeze(1) @ of_atoms.index_select(0, edges[1])).squeeze(1)
+            tensors = positions[edges[0]] + shifts - positions[edges[1]], species, cells, edges, owners
+        batch = self.batch_of_vectors(*tensors)
         every = [part(batch, derivatives=self.derivatives) for part in self.parts]
         means: list[Tensor] = []
         spreads: list[Tensor] = []

@@ -1,6 +1,6 @@
 """Small networks, the register of what they promise, and ranks as threads."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from threading import Barrier, BrokenBarrierError, Thread
 from typing import Any, ClassVar, TypeVar
@@ -50,11 +50,9 @@ PROMISES: dict[str, Law] = {}
 
 
 def promise(
-    cases: Mapping[str, Any] | Iterable[Any] | None = None, limit: float = 0.0
+    cases: Mapping[str, Any] | None = None, limit: float = 0.0
 ) -> Callable[[Callable[..., Figures]], Callable[..., Figures]]:
     """Register a law that is named for its function, in these cases."""
-    if cases is not None and not isinstance(cases, Mapping):
-        cases = {str(case): case for case in cases}
 
     def register(measure: Callable[..., Figures]) -> Callable[..., Figures]:
         name = measure.__name__.replace("_", " ")

@@ -175,7 +175,7 @@ def _numbers(model: GraphModel, batch: GraphBatch) -> dict[str, Tensor]:
     return {name: values_of(prediction) for name, prediction in model(batch).items()}
 
 
-@promise(CORNERS.keys())
+@promise({name: name for name in CORNERS})
 def every_output_has_its_fields_shape_and_is_finite_with_its_gradients(network: Network, corner: str) -> Figures:
     batch, model = CORNERS[corner](), network.shared()
     predictions = model(batch)
@@ -267,7 +267,7 @@ def stress_is_the_derivative_with_respect_to_strain_over_the_volume(
     return stress_gaps(network.changed(**changes), make_graph(0, 6, **changes))
 
 
-@promise(["forces", "all"], SLOPE)
+@promise({"forces": "forces", "all": "all"}, SLOPE)
 def the_loss_has_the_gradient_that_finite_differences_give(network: Network, outputs: str) -> Figures:
     batch, model = CORNERS["two graphs"](), network.shared()
     if outputs == "forces":
