@@ -18,6 +18,7 @@ from hydragnn.conformance.law import DoesNotApply, Figures, Values, Verdict, gap
 from hydragnn.conformance.structures import LAWS, RATTLE, law
 from hydragnn.datasets import open_store
 from hydragnn.ensemble.ensemble import Ensemble
+from hydragnn.ensemble.estimates.calibration.numbers import turning_axes
 from hydragnn.ensemble.estimates.moments import Array
 from hydragnn.ensemble.estimates.predictions import Predictions, estimates_of
 from hydragnn.ensemble.members.member import outcome
@@ -251,7 +252,7 @@ def _spread(subject: Subject) -> Figures:
     for name, one in _raw(subject).items():
         weights = subject.ours[0].weights_of(name)
         second = np.tensordot(weights, (one.members - np.tensordot(weights, one.members, axes=1)) ** 2, axes=1)
-        axes = {"scalar": (), "vector": (-1,), "tensor": (-2, -1)}[one.field.parity]
+        axes = turning_axes(one.field)
         yield _difference(np.broadcast_to(second.mean(axis=axes, keepdims=True), second.shape), one.epistemic**2), name
 
 

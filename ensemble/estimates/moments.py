@@ -51,21 +51,20 @@ def total_variance(
     return MixtureMoments(mean=mean, epistemic=epistemic, aleatoric=aleatoric)
 
 
-def isotropic(moments: MixtureMoments, axes: int) -> MixtureMoments:
-    """Return moments with variances averaged over the last ``axes`` axes.
+def isotropic(moments: MixtureMoments, axes: tuple[int, ...]) -> MixtureMoments:
+    """Return moments with variances averaged over some axes.
 
     The spread of every component on its own depends on how the axes lie; its mean over components does not, and is
     estimated from several times as many numbers.
 
     >>> m = MixtureMoments(mean=np.zeros((1, 2)), epistemic=np.array([[1.0, 3.0]]), aleatoric=np.zeros((1, 2)))
-    >>> isotropic(m, axes=1).epistemic
+    >>> isotropic(m, axes=(-1,)).epistemic
     array([[2., 2.]])
     """
-    if axes == 0:
+    if not axes:
         return moments
-    last = tuple(range(-axes, 0))
 
     def average(values: Array) -> Array:
-        return np.broadcast_to(values.mean(axis=last, keepdims=True), values.shape).copy()
+        return np.broadcast_to(values.mean(axis=axes, keepdims=True), values.shape).copy()
 
     return MixtureMoments(mean=moments.mean, epistemic=average(moments.epistemic), aleatoric=average(moments.aleatoric))

@@ -191,8 +191,7 @@ class NumberEstimate(Estimate):
             return {}
         error, spread, axes = np.abs(labels - self.mean), self.std, turning_axes(self.field)
         if axes:
-            last = tuple(range(-axes, 0))
-            error, spread = np.sqrt((error**2).sum(axis=last)), self.std.mean(axis=last)
+            error, spread = np.sqrt((error**2).sum(axis=axes)), self.std.mean(axis=axes)
         compared = np.isfinite(error)
         lower, upper = self.lower[labelled], self.upper[labelled]
         known = np.isfinite(upper - lower)

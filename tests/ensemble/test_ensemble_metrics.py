@@ -85,11 +85,11 @@ def test_neither_copies_of_members_nor_the_axes_of_vectors_change_the_spread() -
     turn, _ = np.linalg.qr(generator.normal(size=(3, 3)))
     alone = total_variance(np.ones((1, 5)), np.full((1, 5), 0.3), np.ones(1))
     assert (alone.epistemic == 0).all() and alone.aleatoric == pytest.approx(np.full(5, 0.3))
-    for axes, shape in ((1, (5, 3)), (2, (5, 3, 3))):  # averaging over components keeps the total
+    for axes, shape in (((-1,), (5, 3)), ((-2, -1), (5, 3, 3))):  # averaging over components keeps the total
         values, nothing = generator.uniform(size=shape), np.zeros(shape)
         moments = MixtureMoments(mean=nothing, epistemic=values, aleatoric=nothing)
         np.testing.assert_allclose(isotropic(moments, axes).epistemic.sum(), values.sum())
-    here, turned = (isotropic(of_points(some, weights), axes=1) for some in (vectors, vectors @ turn.T))
+    here, turned = (isotropic(of_points(some, weights), axes=(-1,)) for some in (vectors, vectors @ turn.T))
     np.testing.assert_allclose(here.variance, turned.variance, atol=1e-12)
     once, again = of_points(vectors, weights), of_points(np.repeat(vectors, 3, axis=0), np.full(12, 1 / 12))
     np.testing.assert_allclose(once.mean, again.mean, atol=1e-12)

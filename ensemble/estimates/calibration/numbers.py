@@ -154,16 +154,16 @@ def fit_calibration(
     )
 
 
-def turning_axes(field: Field) -> int:
-    """Return the number of last axes that turn with the graph."""
-    return {"scalar": 0, "vector": 1, "tensor": 2}[field.parity]
+def turning_axes(field: Field) -> tuple[int, ...]:
+    """Return the last axes, which turn with the graph."""
+    return {"scalar": (), "vector": (-1,), "tensor": (-2, -1)}[field.parity]
 
 
 def rows_of(field: Field, moments: MixtureMoments, nodes: Int[np.ndarray, " items"]) -> ScaleRows:
     """Return spread, magnitude and nodes of items as [rows, components to calibrate]."""
     magnitude, axes = np.abs(moments.mean), turning_axes(field)
     if axes:
-        length = np.sqrt((magnitude**2).sum(axis=tuple(range(-axes, 0)), keepdims=True))
+        length = np.sqrt((magnitude**2).sum(axis=axes, keepdims=True))
         magnitude = np.broadcast_to(length, magnitude.shape)
     spread = np.sqrt(isotropic(moments, axes).variance)
     repeats = field.width if axes else 1
