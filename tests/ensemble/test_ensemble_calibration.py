@@ -4,7 +4,7 @@ import json
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -23,7 +23,6 @@ from hydragnn.ensemble.estimates.calibration.forms import (
     left_out_crps,
 )
 from hydragnn.ensemble.estimates.calibration.numbers import (
-    Calibrated,
     Calibration,
     calibrated,
     conformal_quantile,
@@ -53,8 +52,14 @@ def mixture(mean: np.ndarray, variance: np.ndarray | float = 0.0) -> MixtureMome
     return MixtureMoments(mean=mean, epistemic=epistemic, aleatoric=np.zeros(mean.shape))
 
 
+class Calibrated(NamedTuple):
+    std: np.ndarray
+    half_width: np.ndarray
+    factor: np.ndarray
+
+
 def of_single_nodes(field: Field, calibration: Calibration, moments: MixtureMoments) -> Calibrated:
-    return calibrated(field, calibration, moments, np.ones(len(moments.mean), dtype=np.int64))
+    return Calibrated(*calibrated(field, calibration, moments, np.ones(len(moments.mean), dtype=np.int64)))
 
 
 @given(st.integers(1, 300), st.floats(0.05, 0.99), st.integers(2, 5))
@@ -181,7 +186,8 @@ def fit(valid: Labelled, apart: Labelled | None, weights: np.ndarray = ALONE) ->
 def thirds(calibration: Calibration, fresh: Labelled) -> np.ndarray:
     """Coverage of thirds by magnitude, then by nodes."""
     mean = fresh.members[0].mean.numpy()
-    inside = np.abs(fresh.labels - mean) <= calibrated(ENERGY, calibration, mixture(mean), fresh.nodes).half_width
+    _, half_width, _ = calibrated(ENERGY, calibration, mixture(mean), fresh.nodes)
+    inside = np.abs(fresh.labels - mean) <= half_width
     orders = [np.argsort(by, kind="stable") for by in (np.abs(mean), fresh.nodes)]
     return np.array([part.mean() for order in orders for part in np.array_split(inside[order], 3)])
 
@@ -316,7 +322,7 @@ def test_the_parts_of_the_variance_and_what_is_added_sum_to_it_above_the_floor()
     component, mixed = fitted.components[0], moments_of(apart.members, BOTH)
     sizes = np.abs(first + second) / 2 / component.typical
     relative = fitted.form.relative(rows_of(ENERGY, mixed, apart.nodes).nodes, sizes)
-    factor = calibrated(ENERGY, fitted, mixed, apart.nodes).factor
+    _, _, factor = calibrated(ENERGY, fitted, mixed, apart.nodes)
     added = factor * (fitted.form.shared * component.reference * relative) ** 2
     above = np.abs(first - second) / 2 > component.floor * relative
     assert fitted.follows and above.any() and fitted.form.shared
