@@ -152,7 +152,7 @@ def fill_values(batch: GraphBatch) -> dict[int, list[str]]:
 
 
 def _has_digits(values: NDArray[np.generic]) -> NDArray[np.bool_]:
-    """Return True where numbers are large and have the digits of fill values."""
+    """Return True for large numbers with the digits of fill values."""
     signed = values.astype(np.float64)
     size = np.abs(signed)
     digits = size / 10.0 ** np.floor(np.log10(np.maximum(size, 1.0)))

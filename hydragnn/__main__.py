@@ -1,4 +1,4 @@
-"""``python -m hydragnn`` is the command ``hydragnn``, for checkouts that are not installed."""
+"""The command ``hydragnn``, for checkouts that are not installed."""
 
 from hydragnn.scripts.__main__ import main
 

@@ -93,7 +93,7 @@ class TrainingCallback(Settings, ABC):
         return None
 
     def rung(self, run: RunView) -> None:
-        """See the end of a segment, such as a rung of a search."""
+        """See the end of a segment, such as a rung."""
 
     def end(self, run: RunView) -> None:
         """See the end of the run."""

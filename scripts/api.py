@@ -624,7 +624,7 @@ def load(path: Path | str, branch: str = "", *, allow_code: Sequence[str] = ()) 
 
 @check_arguments
 def save(module: Any, out: Path | str, *, data: Path | str | None = None) -> RunRecord:
-    """Write a module of a loop of your own as a run folder.
+    """Write a module of your own loop as a run folder.
 
     ``module`` is what ``load(RUN).trainable()`` gave. Fields, normalisation and configuration are those of that run. Errors are measured on
     the validation part of its store, or of ``data``. Ensembles, prediction, calculators, exports and fine-tuning take the folder.

@@ -316,7 +316,7 @@ def devices_of_node(machine: PlannedMachine, ranks: "Ranks", own: "torch.device"
 
 
 def noise_of(run: "Assembly", alone: "Steps", batch: int, devices: int, on_step: "OnStep") -> dict[str, Any]:
-    """Return the noise scale of the gradient, or why it is not measured."""
+    """Return the gradient's noise scale, or why it is not measured."""
     import torch
 
     from hydragnn.runs.rank_steps import measured_noise

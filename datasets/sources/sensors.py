@@ -1,4 +1,4 @@
-"""Readings of sensors at the nodes of a network, as windows of time."""
+"""Readings of sensors at nodes of a network, as windows of time."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace

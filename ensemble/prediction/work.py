@@ -78,7 +78,7 @@ class PredictionWorker:
 
     @contextmanager
     def timed(self, work: str) -> Iterator[None]:
-        """Add the time of the block to that of its kind of work."""
+        """Add the time of the block to its kind of work."""
         began = time.perf_counter()
         yield
         self.seconds[work] += time.perf_counter() - began

@@ -1,4 +1,4 @@
-"""Limits of files of users and strangers, checked before a library reads them."""
+"""Limits of files from outside, checked before a library reads them."""
 
 import bz2
 import errno

@@ -134,7 +134,7 @@ def check_exists(path: Path) -> None:
 
 
 def is_public(folder: Path) -> bool:
-    """Return True for a set of the public HydraGNN: ADIOS2, or pickled samples."""
+    """Return True for a set of the public HydraGNN (ADIOS2, pickled)."""
     if (folder / MANIFEST).exists():
         return False
     return (folder / INDEX).is_file() or any(folder.glob("*-meta.pkl"))

@@ -76,7 +76,7 @@ def row_bytes(spec: ArraySpec) -> int:
 
 
 class SharedMemory:
-    """Anonymous memory, made by one rank and mapped by others of its node."""
+    """Anonymous memory of one rank, mapped by others of its node."""
 
     def __init__(self, size: int, made_by: tuple[int, int] | None = None) -> None:
         """Make memory, or map what process and descriptor ``made_by`` name.

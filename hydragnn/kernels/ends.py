@@ -67,7 +67,7 @@ GATHER_ADD_FORMS = forms_of(
 
 
 def _summed(end: str, items: str, launched: Form) -> dict[str, Form]:
-    """Return the forms of sums of messages at one end of their edges."""
+    """Return the forms of sums of messages at one end of edges."""
 
     def at_end(form: Callable[..., Any]) -> Callable[..., Any]:
         return lambda messages, t: form(messages, (getattr(t, end), getattr(t, items)))

@@ -104,7 +104,7 @@ class FiLM(nn.Module):
 
 
 class PooledCondition(nn.Module):
-    """Condition on the states that heads read: h <- h + f([h, g])."""
+    """Condition on states that heads read: h <- h + f([h, g])."""
 
     def __init__(self, channels: int, condition: int) -> None:
         super().__init__()

@@ -91,7 +91,7 @@ def unlabelled(store: GraphStore, split: Split, targets: Sequence[Target]) -> li
 
 
 def missed_totals(store: GraphStore, train: NDArray[np.int64], name: str, total: str) -> Iterator[str]:
-    """Return a note on labels that do not add up to a total."""
+    """Return a note on labels that miss the total."""
     batch = store.read(np.sort(train)[:LOOKED_AT], [name, total] if total else [name])
     labels = batch[name].double()
     lacking = segment_sum(labels, batch.owner("node"), batch.num_graphs)
