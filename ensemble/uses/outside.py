@@ -80,7 +80,7 @@ def save_outside(module: Any, out: Path, data: Path | None = None) -> RunRecord:
     trained = replace(member.model, model=saved, executor=Eager(model=saved))
     graphs = seen.read(range(min(8, len(seen))))
     with own_code("the module"):
-        same = _are_same(trained, model, graphs) and _is_plain(module, saved, graphs)
+        same = _are_same(trained, model, graphs) and _is_plain(module, precise, graphs)
     if not same:
         raise InputError(
             "the module predicts otherwise than a new one with its weights; hooks and layers of your own are not saved"
@@ -103,10 +103,10 @@ def _are_same(saved: TrainedModel, model: GraphModel, graphs: GraphBatch) -> boo
     return all(bool(((a - b).abs() <= most * a.abs().clamp(min=1.0)).all()) for a, b in values)
 
 
-def _is_plain(module: TrainableEnsemble, model: GraphModel, graphs: GraphBatch) -> bool:
+def _is_plain(module: TrainableEnsemble, dtype: torch.dtype, graphs: GraphBatch) -> bool:
     """Return True where a module gives what its model predicts, and no more."""
     now, plain = deepcopy(module), TrainableEnsemble(module.ensemble)
-    now.models[0] = plain.models[0] = model
+    plain.models[0] = now.models[0].to(dtype)
     actual, expected = now.eval()(graphs), plain.eval()(graphs)
     return actual.keys() == expected.keys() and all(torch.equal(actual[name], expected[name]) for name in expected)
 

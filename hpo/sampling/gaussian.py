@@ -35,7 +35,7 @@ from hydragnn.hpo.space.parameters import Choices, Parameter
 from hydragnn.hpo.space.points import Point, Space, fractions_of, point_key, random_point, value_at
 
 Matrix = NDArray[np.float64]
-Numbers = NDArray[np.int64]
+Indices = NDArray[np.int64]
 
 FITTED = 200
 """Most results that decide on lengths and noise: the better half, and others spread evenly over the rest."""
@@ -109,7 +109,7 @@ class Kernel:
 
     scales: Matrix
     """One over the length of each column's parameter: [columns]."""
-    columns: Sequence[Numbers]
+    columns: Sequence[Indices]
     """Columns of each parameter."""
     joint: float
     """Variance of what all parameters do together."""
@@ -134,7 +134,7 @@ def matern(squares: Matrix) -> Matrix:
     return np.asarray((1 + distances + distances * distances / 3) * np.exp(-distances))
 
 
-def likely_kernel(points: Matrix, scores: Matrix, levels: Numbers, parameter_of: Numbers) -> Kernel:
+def likely_kernel(points: Matrix, scores: Matrix, levels: Indices, parameter_of: Indices) -> Kernel:
     """Return the kernel with the largest posterior."""
     columns = [np.flatnonzero(parameter_of == number) for number in range(int(parameter_of[-1]) + 1)]
     parameters, count, diagonal = len(columns), int(levels.max()) + 1, np.diag_indices(len(points))
@@ -220,7 +220,7 @@ def goal_scores(trials: Sequence[Trial], bounds: Bounds) -> tuple[Matrix, Matrix
 class Posterior:
     """Posterior of one objective, which running trials narrow."""
 
-    def __init__(self, points: Matrix, scores: Matrix, levels: Numbers, pending: Matrix, parameter_of: Numbers) -> None:
+    def __init__(self, points: Matrix, scores: Matrix, levels: Indices, pending: Matrix, parameter_of: Indices) -> None:
         few = _some(scores)
         self.kernel = likely_kernel(points[few], scores[few], levels[few], parameter_of)
         self._observed = points * self.kernel.scales

@@ -16,8 +16,8 @@ from clockwork import LATER_RULES
 from hydragnn.base.errors import InputError
 from hydragnn.base.files import digest
 from hydragnn.hpo import campaign_history, campaign_records
-from hydragnn.hpo.journal import courses, replay
-from hydragnn.hpo.lines import encode_line
+from hydragnn.hpo.journal import followed, replay
+from hydragnn.hpo.lines import LineChain, encode_line
 from hydragnn.hpo.preflight import as_begun, open_campaign
 from hydragnn.hpo.scheduling.scheduler import State
 from hydragnn.hpo.status import campaign_status
@@ -40,7 +40,8 @@ def summary(state: State) -> dict[str, Any]:
 
 
 def course(path: Path) -> list[str]:
-    return [digest(summary(after)) for _, after in courses(path)]
+    state = State()
+    return [digest(summary(state)) for _ in followed(path, LineChain(path), state)]
 
 
 def test_later_rules_leave_every_archived_journal_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -241,7 +241,7 @@ CONFIGURATIONS: dict[str, tuple[Write, str]] = {
 
 def end_of(folder: Path, channel: int) -> None:
     """Write how a command ends, and the bytes that it took."""
-    before, start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.monotonic()
+    before, start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
     size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (size + 4 * MOST, resource.RLIM_INFINITY))  # the machine stays well
     os.chdir(folder)
@@ -252,7 +252,7 @@ def end_of(folder: Path, channel: int) -> None:
     except InputError as error:
         sentence = str(error)
     after = max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    os.write(channel, pickle.dumps((sentence, (after - before) * 1024, time.monotonic() - start)))
+    os.write(channel, pickle.dumps((sentence, (after - before) * 1024, time.process_time() - start)))
 
 
 HOSTILE = SETS | CONFIGURATIONS | {name: (checkpoint(content), words) for name, (content, words) in CHECKPOINTS.items()}
