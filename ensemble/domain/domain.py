@@ -56,7 +56,7 @@ class DomainScores:
     scores: Mapping[str, Float[Array, " graphs"]]
     """By detector: 0 is usual, and one held-out graph in twenty exceeds 1 in a channel; NaN where unknown."""
     distances: Float[Array, "graphs three"]
-    """What uncertainties grow with, NaN where unknown: p-values (``Rarity.p_values``), and two logarithms.
+    """P-values (``Rarity.p_values``) and two logarithms, by which uncertainties grow; NaN where unknown.
 
     How far members' doubts exceed the median of held-out graphs, as root mean squares over nodes or edges, mean of targets; and the distance from
     similar graphs over the usual one. 0 where they are not beyond, and without such detectors.

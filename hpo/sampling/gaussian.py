@@ -135,10 +135,11 @@ def matern(squares: Matrix) -> Matrix:
 
 
 def likely_kernel(points: Matrix, scores: Matrix, levels: Indices, parameter_of: Indices) -> Kernel:
-    """Return the kernel with the largest posterior."""
+    """Return the kernel with the largest posterior, by some of many results."""
+    few, count = _some(scores), int(levels.max()) + 1
+    points, scores, levels = points[few], scores[few], levels[few]
     columns = [np.flatnonzero(parameter_of == number) for number in range(int(parameter_of[-1]) + 1)]
-    parameters, count, diagonal = len(columns), int(levels.max()) + 1, np.diag_indices(len(points))
-    identity = np.eye(len(points))
+    parameters, diagonal, identity = len(columns), np.diag_indices(len(points)), np.eye(len(points))
     pairs = np.stack([pdist(points[:, own], "sqeuclidean") for own in columns])
     # lengths grow with the square root of the dimension, as distances do (Hvarfner et al. 2024, arXiv:2402.02229)
     length = math.log(0.5) + 0.5 * math.log(parameters)
@@ -221,8 +222,7 @@ class Posterior:
     """Posterior of one objective, which running trials narrow."""
 
     def __init__(self, points: Matrix, scores: Matrix, levels: Indices, pending: Matrix, parameter_of: Indices) -> None:
-        few = _some(scores)
-        self.kernel = likely_kernel(points[few], scores[few], levels[few], parameter_of)
+        self.kernel = likely_kernel(points, scores, levels, parameter_of)
         self._observed = points * self.kernel.scales
         self._known = np.concatenate([points, pending]) * self.kernel.scales
         covariance = self.kernel.between(self._known, self._known)

@@ -380,6 +380,13 @@ def test_lengths_are_short_where_something_changes() -> None:
     assert kernel.alone > 10 * kernel.joint  # the score is a function of one parameter
 
 
+def test_a_rung_of_which_no_result_decides_on_lengths_has_the_usual_noise() -> None:
+    points = np.random.default_rng(2).random((300, 2))
+    scores = np.sort(points[:, 0])  # the worst, a failure alone on its level, is not among the some of many
+    kernel = likely_kernel(points, scores, (scores == scores.max()).astype(int), np.arange(2))
+    assert kernel.noises[1] == pytest.approx(math.exp(-4), rel=1e-3)
+
+
 def test_the_gradient_that_lengths_are_found_by_is_that_of_the_probability(monkeypatch: pytest.MonkeyPatch) -> None:
     differences = []
 
