@@ -127,6 +127,17 @@ def objective_value(record: RunRecord, objective: Quantity, epochs: int | None =
     return total / sum(objective.values())
 
 
+def check_bounds(objective: Objective, source: str) -> None:
+    """Raise InputError for a bound below all values of its objective."""
+    for goal in goals_of(objective):
+        name = goal.of if isinstance(goal.of, str) else "/mae"
+        positive = name in (THROUGHPUT, *COSTS) or name.endswith(("/mae", "/rmse", "/error_rate", "/brier"))
+        if goal.at_most is not None and goal.at_most <= 0 and positive:
+            raise InputError(
+                f"{source}: search.objective: at_most = {goal.at_most:g} is below all values of {quantity_text(goal.of)}; give a number above 0"
+            )
+
+
 def check_objective(
     objective: Objective,
     targets: Sequence[str],

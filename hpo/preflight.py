@@ -20,7 +20,7 @@ from hydragnn.distributed.ranks import CPU
 from hydragnn.hpo.folder import NAME, SAMPLER_LOG, VERSION, campaign_table
 from hydragnn.hpo.launching.allocation_launcher import Launcher
 from hydragnn.hpo.launching.local import LocalLauncher
-from hydragnn.hpo.objective import JOULES, NO_ENERGY, bounds_of, check_objective, goals_of
+from hydragnn.hpo.objective import JOULES, NO_ENERGY, bounds_of, check_bounds, check_objective, goals_of
 from hydragnn.hpo.sampling.sampler import sampler_class
 from hydragnn.hpo.scheduling.events import Plan, node_of
 from hydragnn.hpo.settings import CampaignSettings, campaign_settings
@@ -75,6 +75,7 @@ def check_campaign(settings: CampaignSettings, space: Space, *, begun: bool = Fa
         check_objective(settings.search.objective, config.targets, settings.source, set(classes), added)
     if not settings.runs and not begun:
         check_conditions(space, settings.source)
+        check_bounds(settings.search.objective, settings.source)
         for name, section in (("search", settings.search), ("job", settings.job)):
             if section is not None:
                 refuse_idle(section, f"{settings.source}: [{name}]")

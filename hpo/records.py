@@ -203,7 +203,8 @@ def _first_results(
 ) -> tuple[dict[str, Parameter], Matrix, NDArray[np.bool_], Matrix, float] | None:
     """Return parameters, their values, which are active, and objectives over their range.
 
-    All at the first rung. Inactive values are drawn at random. None where results are few, or all equal.
+    All at the first rung. Inactive values are drawn at random. Objectives farther than three quartile ranges from the middle half count as if
+    there. None where results are few, or all equal.
     """
     results = [(trial.values, next(iter(trial.rungs.values()))) for trial in history.trials if trial.rungs]
     if len(results) < TOO_FEW or len({value for _, value in results}) < 2:
@@ -218,6 +219,9 @@ def _first_results(
     rows = np.array(columns, dtype=float).T
     active = np.array([[path in values for path in space] for values, _ in results])
     values = np.array([value for _, value in results])
+    low, high = np.quantile(values, (0.25, 0.75))  # one diverged trial would be all that trees explain
+    reach = 3 * (high - low) or np.ptp(values)
+    values = values.clip(low - reach, high + reach)
     scale = float(np.ptp(values))  # trees do not split what varies by less than 1e-8
     return space, rows, active, values / scale, scale
 

@@ -55,15 +55,17 @@ def bounds_from(texts: Sequence[str]) -> dict[str, float]:
     >>> bounds_from(["cost/ms_per_graph=2"])
     {'cost/ms_per_graph': 2.0}
     """
-    bounds = {}
+    bounds = dict[str, float]()
     for text in texts:
         name, _, number = (part.strip() for part in text.rpartition("="))
         try:
-            bounds[name] = float(number)
+            bound = float(number)
         except ValueError:
-            bounds[name] = math.nan
-        if not name or not math.isfinite(bounds[name]):
+            bound = math.nan
+        if not name or not math.isfinite(bound):
             raise InputError(f"--at-most {text!r} is no bound; give OBJECTIVE=NUMBER, such as cost/ms_per_graph=2")
+        if bounds.setdefault(name, bound) != bound:
+            raise InputError(f"--at-most {text!r} is the second bound of {name}; give one")
     return bounds
 
 
@@ -84,13 +86,14 @@ def front_of_campaign(campaign: Path, top_k: int | None, at_most: Mapping[str, f
     if not front or len(front) < (top_k or 1):
         ends = [trial.objectives for trial in history.trials if trial.status == "finished"]
         words = ", ".join(
-            f"{name} up to {bound:g} (the least is {min((values[place] for values in ends), default=math.nan):.4g})"
+            f"{name} up to {bound:.10g}"
+            + (f" (the least is {min(values[place] for values in ends):.10g})" if ends else "")
             for place, (name, bound) in enumerate(zip(names, bounds))
             if bound is not None
         )
         raise InputError(
             f"the front of {campaign} has {len(front)} finished trials{' with ' * bool(words)}{words}, fewer than {top_k or 1}; "
-            + ("widen the bound, or let more trials finish" if words else "let more trials finish")
+            + ("widen the bound, or let more trials finish" if words and ends else "let more trials finish")
         )
     limits = {name: bound for name, bound in zip(names, bounds) if bound is not None}
     folders = [trial.folder for trial in front[:top_k]]

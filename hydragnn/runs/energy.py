@@ -15,6 +15,9 @@ import torch
 
 from hydragnn.distributed.ranks import PCI, pci_address
 
+MOST = 1e5
+"""Watts that no counter of a node exceeds: what is more is a damaged counter, and not energy."""
+
 
 class Counter(NamedTuple):
     """Counter of energy, and the part of it that is this process's."""
@@ -120,5 +123,7 @@ class Meter:
         self.last, share = now, min(1.0, own / machine if machine else 0.0) if counter.share is None else counter.share
         if counter.is_power:
             return share * seconds * sum(now[3:])
+        if max(used) > MOST * (1.0 + seconds):  # counters move in steps
+            raise ValueError("more joules than a node can take")
         pairs = zip_longest(used, counter.limits, fillvalue=0.0)
         return share * sum(max(one, one % limit if one < 0 < limit / 16 > one % limit else 0.0) for one, limit in pairs)

@@ -59,7 +59,7 @@ def effects(campaign: Campaign) -> tuple[Figure | None, Table | None]:
         "effects",
         "Effects of hyperparameters",
         f"each dot is a trial: how much a value raised (right) or lowered (left, better) its {campaign.objective} at the first rung, "
-        "as SHAP values of boosted trees. Coloured dots have values in the upper half of those tried, and choices that are later in their list.",
+        "as SHAP values of boosted trees; outliers are brought nearer. Coloured dots have values in the upper half of those tried, and choices that are later in their list.",
         draw,
         height=90 + 40 * len(order),
     ), table_of(

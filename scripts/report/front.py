@@ -7,7 +7,7 @@ from typing import Any, Literal
 from matplotlib.axes import Axes
 
 from hydragnn.hpo import TrialHistory
-from hydragnn.hpo.fronts import front_of, hypervolume, knee
+from hydragnn.hpo.fronts import Bounds, front_of, hypervolume, knee
 from hydragnn.hpo.status.facts import front_trials, values_line
 from hydragnn.scripts.report import canvas
 from hydragnn.scripts.report.canvas import Figure, Table, table_of
@@ -61,19 +61,28 @@ def front(campaign: Campaign) -> Figure | None:
     )
 
 
+def volumes(points: Sequence[Values], bounds: Bounds) -> tuple[Values, list[float]]:
+    """Return a reference and the hypervolume of the first point, the first two, and so on.
+
+    The reference lies a tenth of the range beyond the worst values: at these a front of two ends has no volume.
+
+    >>> volumes([(0.0, 10.0), (10.0, 0.0)], (None, None))
+    ((11.0, 11.0), [11.0, 21.0])
+    """
+    ends = [(min(column), max(column)) for column in zip(*points)]
+    reference = tuple(most + 0.1 * ((most - least) or 1.0) for least, most in ends)
+    fronts = ([points[one] for one in front_of(points[:count], bounds)] for count in range(1, len(points) + 1))
+    return reference, [hypervolume(front, reference) for front in fronts]
+
+
 def volume(campaign: Campaign) -> Figure | None:
     """Return the hypervolume over finished trials; None for one objective."""
     finished = [trial for trial in campaign.history.trials if trial.status == "finished"]
     if not campaign.bounds or len(finished) < 2:
         return None
-    points = [trial.objectives for trial in finished]
-    if not front_of(points, campaign.bounds):
+    reference, course = volumes([trial.objectives for trial in finished], campaign.bounds)
+    if not course[-1]:
         return None
-    reference = tuple(max(column) for column in zip(*points))
-    course = [
-        hypervolume([points[one] for one in front_of(points[:count], campaign.bounds)], reference)
-        for count in range(1, len(points) + 1)
-    ]
 
     def draw(axes: Axes) -> None:
         axes.step([trial.number for trial in finished], course, where="post")
@@ -85,7 +94,7 @@ def volume(campaign: Campaign) -> Figure | None:
     return canvas.figure(
         "hypervolume",
         "Hypervolume of the front",
-        f"the volume of objectives that the front dominates, against the worst values of all finished trials ({words}). A line "
+        f"the volume of objectives that the front dominates, against a tenth of their range beyond the worst of all finished trials ({words}). A line "
         "that is flat at the end says that more trials of the same kind would hardly help.",
         draw,
         height=250,

@@ -143,10 +143,12 @@ def look_of(span: Span) -> str:
 
 
 def campaign_time(timeline: Timeline, times: Iterable[float]) -> NDArray[np.float64]:
-    """Return seconds since the campaign began, without pauses between controllers."""
-    bounds = [time for session in timeline.sessions for time in (session.started, session.ended)]
-    lengths = np.cumsum([session.seconds for session in timeline.sessions])
-    return np.interp(list(times), bounds, np.stack([lengths - np.diff(bounds)[::2], lengths], axis=1).ravel())
+    """Return seconds since the campaign began, without pauses between controllers.
+
+    Sessions whose clock was set back come in the order of the clock.
+    """
+    starts, lengths = np.array([(session.started, session.seconds) for session in timeline.sessions]).T
+    return np.subtract.outer(list(times), starts).clip(0.0, lengths).sum(1)
 
 
 def all_bars(timeline: Timeline) -> list[SlotBar]:

@@ -67,13 +67,12 @@ def history(campaign: Campaign) -> Figure | None:
     scores, winner = campaign.scores, campaign.best
     if winner is None:
         return None
-    numbers, values = list(scores), list(scores.values())
-    best = np.minimum.accumulate(values)
-    finished = {trial.number for trial in campaign.history.trials if trial.status == "finished"}
+    numbers, values, trials, best = list(scores), list(scores.values()), campaign.history.trials, best_so_far(campaign)
+    label = "best so far within bounds" if any(bound is not None for bound in campaign.bounds) else "best so far"
+    finished = {trial.number for trial in trials if trial.status == "finished"}
 
     def draw(axes: Axes) -> None:
-        last = campaign.history.trials[-1].number
-        axes.step([*numbers, last], [*best, best[-1]], where="post", label="best so far")
+        axes.step([*numbers, trials[-1].number], [*best, best[-1]], where="post", label=label)
         for full, fill, name in ((True, canvas.SOFT, "full budget"), (False, "none", "stopped")):
             shown = [(number, value) for number, value in scores.items() if (number in finished) == full]
             look: dict[str, Any] = {"markersize": 6, "markeredgecolor": canvas.MUTED, "markeredgewidth": 0.8}
@@ -89,11 +88,18 @@ def history(campaign: Campaign) -> Figure | None:
         "history",
         "Objective of every trial",
         f"each dot is one trial's {campaign.objective} (lower is better), hollow where it was stopped before "
-        "its full budget; the line is the best so far. A line that is flat at the end says that more trials of the same kind "
+        f"its full budget; the line is the {label}. A line that is flat at the end says that more trials of the same kind "
         "would hardly help.",
         draw,
         height=280,
     )
+
+
+def best_so_far(campaign: Campaign) -> list[float]:
+    """Return the smallest score within bounds up to every trial; NaN before any."""
+    beyond = {one.number for one in campaign.history.trials if violation(one.objectives, campaign.bounds)}
+    values = [math.nan if number in beyond else value for number, value in campaign.scores.items()]
+    return [float(value) for value in np.fmin.accumulate(values)]
 
 
 def learning_curves(campaign: Campaign) -> Figure | None:

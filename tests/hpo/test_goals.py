@@ -2,6 +2,7 @@
 
 import math
 import re
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -11,6 +12,7 @@ import optuna
 import pytest
 from campaigns import Search, course
 from clockwork import after
+from optuna._hypervolume import compute_hypervolume
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 
@@ -19,6 +21,7 @@ from hydragnn.hpo import campaign_history, finished_runs
 from hydragnn.hpo.fronts import distances, front_numbers, front_of, hypervolume, knee, ranked, violation
 from hydragnn.hpo.launching.launcher import Exit, Task
 from hydragnn.hpo.launching.verdict import verdict
+from hydragnn.hpo.objective import check_bounds
 from hydragnn.hpo.sampling.gaussian import goal_scores
 from hydragnn.hpo.sampling.sampler import History, foreseen, proposals, sampler_class
 from hydragnn.hpo.sampling.tpe import ParzenEstimators
@@ -30,8 +33,9 @@ from hydragnn.hpo.status.view import status_rows
 from hydragnn.record import Failure, RunRecord, write_record
 from hydragnn.scripts.ensembles import bounds_from, members_of
 from hydragnn.scripts.report.facts import Campaign, Facts
-from hydragnn.scripts.report.front import front, front_table, volume
-from hydragnn.scripts.report.search import chapter
+from hydragnn.scripts.report.front import front, front_table, volume, volumes
+from hydragnn.scripts.report.search import best_so_far, chapter
+from hydragnn.scripts.report.search import history as objectives_by_trial
 from hydragnn.scripts.report.words import plain_number
 
 GOALS: list[Any] = ["valid/loss", {"of": "cost/parameters", "at_most": 6000.0}]
@@ -369,6 +373,62 @@ def test_a_bound_without_a_number_is_refused(text: str) -> None:
     with pytest.raises(InputError, match="is no bound; give OBJECTIVE=NUMBER"):
         bounds_from(["cost/parameters = 2", text])
     assert bounds_from(["cost/parameters = 2"]) == {"cost/parameters": 2.0}
+    with pytest.raises(InputError, match="is the second bound of cost/parameters; give one"):
+        bounds_from(["cost/parameters = 2", "cost/parameters=9"])
+
+
+@pytest.mark.parametrize(
+    ("of", "at_most", "words"),
+    [
+        ("cost/parameters", 0.0, "at_most = 0 is below all values of cost/parameters; give a number above 0"),
+        ("throughput", -2.0, "at_most = -2 is below all values of seconds per graph"),
+        ("valid/moment/mae", -0.5, "below all values of valid/moment/mae"),
+        ({"moment": 1.0}, 0.0, r"below all values of relative error \(moment 1\)"),
+        ("valid/moment/nll", -0.5, ""),
+        ("math:fabs", -0.5, ""),
+    ],
+)
+def test_a_bound_below_all_values_is_refused(settings: Any, of: Any, at_most: float, words: str) -> None:
+    objective = settings(objective=["valid/loss", {"of": of, "at_most": at_most}]).search.objective
+    with pytest.raises(InputError, match=f"CAMPAIGN.toml: search.objective: .*{words}") if words else nullcontext():
+        check_bounds(objective, "CAMPAIGN.toml")
+
+
+def test_a_campaign_with_a_bound_below_all_values_does_not_begin(search: Search, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="give a number above 0"):
+        search("c", objective=["valid/loss", {"of": "cost/parameters", "at_most": 0.0}])
+    assert not (tmp_path / "c" / "journal.jsonl").exists()
+
+
+def test_no_trial_at_its_end_has_no_least_value(search: Search, tmp_path: Path) -> None:
+    with pytest.raises(InputError):
+        search("c", objective=GOALS, trials=2, fault="all diverged")
+    with pytest.raises(InputError, match=r"cost/parameters up to 6000, fewer than 1; let more trials finish$"):
+        chosen(tmp_path / "c", None)
+
+
+def test_the_best_so_far_is_within_bounds(search: Search, tmp_path: Path) -> None:
+    search("c", objective=["valid/loss", {"of": "cost/parameters", "at_most": 2500.0}], trials=10)
+    campaign = Campaign(history=campaign_history(tmp_path / "c"), records={}, importances={})
+    trials = campaign.history.trials
+    within = [[one.value for one in trials[: end + 1] if one.objectives[1] <= 2500] for end in range(10)]
+    best = [min(values, default=math.nan) for values in within]
+    assert (
+        best_so_far(campaign) == pytest.approx(best, nan_ok=True) and campaign.best and best[-1] == campaign.best.value
+    )
+    assert "the line is the best so far within bounds." in objectives_by_trial(campaign).caption  # type: ignore[union-attr]
+    assert best_so_far(campaign) != np.minimum.accumulate([one.value for one in trials]).tolist()
+
+
+def test_the_volume_grows_with_every_end_of_a_front_and_beside_a_constant() -> None:
+    draw = np.random.default_rng(2)
+    points: list[Any] = [tuple(map(float, row)) for row in draw.normal(size=(20, 3))]
+    reference, course = volumes(points, (None, 0.5, None))
+    within = np.array([point for point in points if point[1] <= 0.5])
+    assert course[-1] == pytest.approx(compute_hypervolume(within, np.array(reference)))
+    assert course == sorted(course) and course[-1] > 0
+    constant = volumes([(3.0, 5.0), (2.0, 5.0), (1.0, 5.0)], (None, None))[1]
+    assert constant[0] < constant[1] < constant[2]
 
 
 def test_a_constant_objective_changes_nothing(search: Search, tmp_path: Path) -> None:

@@ -99,6 +99,16 @@ def test_directions_are_words(truth: Any, space: dict[str, Any], number: int, wo
     assert direction(found, number) == words and not found.shares[~found.active].any()
 
 
+@pytest.mark.parametrize("number", [0, 7])
+def test_a_trial_that_nearly_diverged_changes_no_direction(number: int) -> None:
+    own = history(made_up, 60, a=UNIT, b=UNIT, c=UNIT, d=UNIT)
+    own.trials[number].rungs[1] += 1e5
+    table = effects(campaign(own))[1]
+    assert table is not None
+    assert [row[0] for row in table.rows[:2]] == ["a", "b"] and float(table.rows[0][1]) == pytest.approx(1.5, rel=0.2)
+    assert [row[2] for row in table.rows[:2]] == ["larger values raise it", "larger values lower it"]
+
+
 def test_few_results_have_no_effects() -> None:
     assert parameter_effects(history(made_up, 5, a=UNIT, b=UNIT, c=UNIT)) is None
 

@@ -66,6 +66,11 @@ def test_pauses_between_controllers_are_left_out() -> None:
     assert campaign_time(timeline, seconds).tolist() == [*seconds.values()]
 
 
+def test_sessions_after_a_clock_was_set_back_are_drawn_too() -> None:
+    timeline = Timeline(spans=(span("n1", 110.0, 150.0), span("n1", 20.0, 90.0)), sessions=(session(100.0, 200.0, "n1"), session(10.0, 90.0, "n1")))  # fmt: skip
+    assert [(bar.begin, bar.end) for bar in all_bars(timeline)] == [(90.0, 130.0), (10.0, 80.0)]
+
+
 def test_outages_are_bars_like_attempts() -> None:
     outage = Outage(node="n1", kind="quarantined", slots=("n1/0", "n1/1"), started=2.0, ended=4.0)
     timeline = Timeline(outages=(outage,), sessions=(session(0.0, 10.0, "n1/0", "n1/1"),))
@@ -130,6 +135,16 @@ PEAKS = {"peak_flops": 1e12, "peak_bytes": 1e11}
                 ("preempted", "ended from outside", "lower train.checkpoint_seconds"),
                 ("timeout", "timeout", "see the table of faults"),
             )
+        ),
+        (
+            [],
+            lost(*(changed(span("n1", end - 20.0, end, kind), useful=0.0) for end, kind in ((20.0, "cut"), (35.0, "launch"), (40.0, "launch"))), changed(span("n1", 40.0, 55.0, "lost_node"), useful=0.0), until=55.0),
+            "Largest loss of the run: lost in faults (it did not start), ",
+        ),
+        (
+            [record(**BUSY)],
+            lost(span("n1", 0.0, 20.0), changed(span("n1", 20.0, 90.0, "diverged"), useful=70.0, last=True), until=90.0),
+            "Largest loss of the run: trials that failed by themselves, 78 % of the time. Next move: the table of faults",
         ),
     ],
 )  # fmt: skip
