@@ -68,7 +68,7 @@ def history(campaign: Campaign) -> Figure | None:
     if winner is None:
         return None
     numbers, values, trials, best = list(scores), list(scores.values()), campaign.history.trials, best_so_far(campaign)
-    label = "best so far within bounds" if any(bound is not None for bound in campaign.bounds) else "best so far"
+    label = "best within bounds" if any(bound is not None for bound in campaign.bounds) else "best so far"
     finished = {trial.number for trial in trials if trial.status == "finished"}
 
     def draw(axes: Axes) -> None:

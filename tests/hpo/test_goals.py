@@ -416,7 +416,7 @@ def test_the_best_so_far_is_within_bounds(search: Search, tmp_path: Path) -> Non
     assert (
         best_so_far(campaign) == pytest.approx(best, nan_ok=True) and campaign.best and best[-1] == campaign.best.value
     )
-    assert "the line is the best so far within bounds." in objectives_by_trial(campaign).caption  # type: ignore[union-attr]
+    assert "the line is the best within bounds." in objectives_by_trial(campaign).caption  # type: ignore[union-attr]
     assert best_so_far(campaign) != np.minimum.accumulate([one.value for one in trials]).tolist()
 
 
