@@ -32,7 +32,7 @@ from hydragnn.graphs.defects import Defect, graph_defects, joined_defects
 from hydragnn.graphs.field import Field, field_from_json, is_labelled
 from hydragnn.graphs.joining import concatenate
 from hydragnn.graphs.units import angstrom_of
-from hydragnn.graphs.validate import validate
+from hydragnn.graphs.validate import numbers_of, validate
 
 BLOCK_GRAPHS = 4096
 BLOCK_BYTES = 1 << 26
@@ -113,6 +113,7 @@ class StoreWriter:
     def _checked(self, batch: GraphBatch) -> tuple[FlatGraphs, dict[str, Defect]]:
         number = self._first + self.graphs
         try:
+            batch = batch.mapped(lambda one: numbers_of(one, "the batch").cpu())  # own code may leave gradients
             valid = validate(
                 batch, number, cutoff=cutoff_of(self.attributes), angstrom=angstrom_of(self.attributes, self.fields)
             )

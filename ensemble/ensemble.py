@@ -165,6 +165,7 @@ class Ensemble(Shown):
         self.needed(MemoryStore(graphs))
         return concatenate(graphs)
 
+    @usual_modes()
     def embeddings(self, source: Any) -> Float[Tensor, "nodes channels"]:
         """Return the final states of all nodes, which heads read.
 

@@ -11,8 +11,8 @@ from torch import Tensor
 from hydragnn.base.errors import InputError
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import MISSING_CLASS, Field
-from hydragnn.graphs.pyg import torch_geometric
-from hydragnn.graphs.validate import field_values
+from hydragnn.graphs.pyg import edges_of, torch_geometric
+from hydragnn.graphs.validate import field_values, node_indices
 
 NODE_KIND = "node_kind"  # categorical node field: which kind of node it is
 RELATION = "relation"
@@ -50,17 +50,24 @@ def homogeneous(
         raise InputError(
             f"{name} has the kinds {data.metadata()}, and the first graph {first.metadata()}; give every graph all of them, empty ones too"
         )
-    nodes = torch.tensor([data[kind].num_nodes or 0 for kind in kinds])
+    nodes = torch.tensor([data[kind].num_nodes or 0 for kind in kinds], dtype=torch.int64)
     starts = dict(zip(kinds, (nodes.cumsum(0) - nodes).tolist()))
     lacking_edges = [one for one in relations if data[one].get("edge_index") is None]
     if lacking_edges:
         raise InputError(
             f"{name}: the relation {lacking_edges[0]} has no edge_index; give one, of shape (2, 0) without edges"
         )
-    ends = [data[one].edge_index + torch.tensor([[starts[one[0]]], [starts[one[2]]]]) for one in relations]
+    make, count_of = torch_geometric("data").Data, dict(zip(kinds, nodes.tolist()))
+    ends = []
+    for one in relations:
+        rows = zip(one[::2], edges_of(make(edge_index=data[one].edge_index), f"{name}, relation {one}"))
+        both = [
+            node_indices(row, f"{kind} of relation {one}", count_of[kind], name) + starts[kind] for kind, row in rows
+        ]
+        ends.append(torch.stack(both))
     edges = torch.tensor([pairs.shape[1] for pairs in ends], dtype=torch.int64)
     none = torch.zeros(2, 0, dtype=torch.int64)
-    result = torch_geometric("data").Data(edge_index=torch.cat([none, *ends], dim=1), num_nodes=int(nodes.sum()))
+    result = make(edge_index=torch.cat([none, *ends], dim=1), num_nodes=int(nodes.sum()))
     locations = {keys.get(field.name, field.name): field.on for field in fields}
     flags = {
         field.name for field in fields if field.role == "auxiliary" and field.classes == 2

@@ -101,8 +101,9 @@ def _thermo(log: Path, units: str, _changed: int) -> tuple[dict[str, dict[str, s
     """Return thermo output by step, empty where rows differ; numbers of atoms."""
     check_readable(log)
     text, columns, rows = log.read_text(errors="replace").rpartition("\n")[0], list[str](), dict[str, dict[str, str]]()
+    text = re.sub(r"&[ \t]*\n", " ", text)  # commands over several lines
     runs = [set[int]()]
-    if re.search(r"^\s*thermo_modify\b.*\bnorm\s+yes", text, re.MULTILINE):
+    if re.search(r"^\s*thermo_modify\b.*\bnorm\s+(yes|on|true)\b", text, re.MULTILINE):
         raise InputError(f"{log} has energies per atom (thermo_modify norm yes); print them with norm no")
     if (stated := re.search(r"^\s*units\s+(\w+)", text, re.MULTILINE)) and stated[1] != units:
         raise InputError(f'{log} is in units {stated[1]}; say units = "{stated[1]}"')

@@ -7,11 +7,13 @@ from typing import Any
 
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
-from hydragnn.base.errors import InputError
+from hydragnn.base.errors import InputError, as_input_error
 from hydragnn.graphs.atomic import snapshot
 
 LIBRARIES = {"torch_geometric": "BaseData", "networkx": "Graph", "ase": "Atoms", "hydragnn": "GraphBatch"}
 """Class of a graph by its library."""
+
+_END = object()
 
 
 def library_of(value: Any) -> str:
@@ -34,7 +36,12 @@ def graphs_in(data: Any) -> Iterator[Any]:
         raise InputError(f"{shown} is no list, data set or generator of graphs; give graphs, and files by their paths")
     if isinstance(data, itertools.cycle | itertools.repeat | itertools.count):
         raise InputError(f"{shown} has no end; give every graph once")
-    for number, one in enumerate(data[place] for place in range(len(data))) if sized else enumerate(data):
+    graphs = (data[place] for place in range(len(data))) if sized else iter(data)
+    for number in itertools.count():
+        with as_input_error(f"graph {number} of the data cannot be read", "repair the data set, or leave it out"):
+            one = next(graphs, _END)
+        if one is _END:
+            return
         if one is None:
             raise InputError(f"graph {number} of the data is None; leave it out")
         if library_of(one) != "torch_geometric" or not hasattr(one, "to_data_list"):

@@ -17,7 +17,6 @@ from pydantic import Field as Setting
 from pydantic import PrivateAttr, field_validator, model_validator
 
 from hydragnn.base.errors import InputError, nearest
-from hydragnn.base.imports import REFERENCE
 from hydragnn.base.places import distinct_names, matching_files
 from hydragnn.base.settings import Settings
 from hydragnn.datasets.sources.fields import CoarseningSettings, FieldSettings
@@ -164,7 +163,7 @@ class BuildSettings(Settings, ABC):
     coarsening: CoarseningSettings | None = None
     """Coarser levels of every graph, for models that pool; absent: none."""
 
-    transform: str | None = Setting(default=None, pattern=REFERENCE.pattern)
+    transform: str | None = None
     """Function of your own, ``package.module:name``, that takes a ``GraphBatch`` of one graph and returns the one to store."""
 
     attributes: dict[str, Any] = Setting(default_factory=dict)

@@ -57,6 +57,12 @@ class PygBuild(ObjectsBuild):
         if is_hetero(one) or is_hetero(first):
             data, kinds = homogeneous(one, fields.values(), keys, self.optional, first, where)
             fields |= {field.name: field for field in kinds}
+        elif (
+            len({all(data.get(key) is None for key in ("edge_index", "adj_t", "_idx_i")) for data in (first, one)}) > 1
+        ):
+            raise InputError(
+                f"{where} and the first graph: one has edge_index, and the other has not; give both one, of shape (2, 0) without edges"
+            )
         masks = [key for key in MASKS if any(store.get(key) is not None for store in one.stores)]
         if masks and self.node_split is None and any(f.on == "node" and f.role == "target" for f in fields.values()):
             raise InputError(

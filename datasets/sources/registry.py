@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hydragnn.base.errors import InputError, nearest
-from hydragnn.base.imports import announced_classes, class_named, classes_of, function_named, is_allowed
+from hydragnn.base.imports import REFERENCE, announced_classes, class_named, classes_of, function_named, is_allowed
 from hydragnn.base.places import at_home
 from hydragnn.base.settings import refuse_idle
 from hydragnn.datasets.sources.base import BuildSettings, OwnBuild
@@ -91,6 +91,8 @@ def rule_of(settings: BuildSettings) -> dict[str, Any]:
 def transform_function(reference: str | None) -> Callable[..., Any] | None:
     """Return a user's transform; InputError where it is none or forbidden."""
     where = f"transform = {reference!r}"
+    if reference and not REFERENCE.fullmatch(reference):
+        raise InputError(f"{where} names no function; write package.module:name")
     return function_named(reference, where=where, noun="graph for a graph") if reference else None
 
 

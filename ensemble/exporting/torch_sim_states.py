@@ -9,6 +9,7 @@ from torch import Tensor
 from torch_sim.models.interface import ModelInterface
 from torch_sim.state import SimState
 
+from hydragnn.base.arguments import usual_modes
 from hydragnn.base.errors import InputError
 from hydragnn.ensemble.estimates.predictions import Predictions
 from hydragnn.ensemble.reading.structures import MovingStructure
@@ -45,6 +46,7 @@ class TorchSimModel(ModelInterface):
         self._device, self._dtype = device, torch.float64
         self._compute_forces, self._compute_stress = "forces" in potential.names, "stress" in potential.names
 
+    @usual_modes()
     def forward(self, state: SimState | dict[str, Any], **_: Any) -> dict[str, Tensor]:
         """Return results by name; InputError numbers a structure that fails."""
         batch = self._graphs(state if isinstance(state, SimState) else SimState(**state))

@@ -12,7 +12,7 @@ from ase import Atoms
 from ase.calculators.calculator import Calculator, all_changes
 from ase.stress import full_3x3_to_voigt_6_stress
 
-from hydragnn.base.arguments import check_arguments
+from hydragnn.base.arguments import check_arguments, usual_modes
 from hydragnn.base.errors import InputError, nearest, print_note
 from hydragnn.ensemble.domain import Latent, Spread, Statistics
 from hydragnn.ensemble.ensemble import Ensemble
@@ -158,6 +158,7 @@ class EnsembleCalculator(Calculator):
         self.values = deepcopy(self._read(self.atoms))
         self.moving = MovingStructure(self.structures, self.moving.neighbours.device)
 
+    @usual_modes()
     def calculate(
         self, atoms: Atoms | None = None, properties: list[str] | None = None, system_changes: list[str] = all_changes
     ) -> None:

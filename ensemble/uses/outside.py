@@ -51,8 +51,10 @@ def save_outside(module: Any, out: Path, data: Path | None = None) -> RunRecord:
             raise InputError(
                 f"{name} of the module is not {tuple(value.shape)} as in {member.name}; train the parameters it came with"
             )
-        if not bool(weights[name].isfinite().all()):
-            raise InputError(f"{name} of the module holds numbers that are not finite; save it before it diverged")
+        if weights[name].is_meta or not bool(weights[name].isfinite().all()):
+            raise InputError(
+                f"{name} of the module holds numbers that are not finite, or none; save it before it diverged"
+            )
     if own_names := [name for name in weights if name not in expected]:
         raise InputError(
             f"the module has {own_names[0]}, which {member.name} has not; train the parameters it came with"

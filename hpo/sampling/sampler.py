@@ -13,7 +13,7 @@ from itertools import islice
 
 import numpy as np
 
-from hydragnn.base.errors import InputError
+from hydragnn.base.errors import InputError, own_code
 from hydragnn.base.imports import class_of_kind
 from hydragnn.hpo.fronts import Bounds
 from hydragnn.hpo.scheduling.scheduler import State, Trial
@@ -204,7 +204,9 @@ def proposals(
 
     For each, those before it are trials without a result.
     """
-    sampler = sampler_class(sampler_for(settings.search.sampler, history.width, len(history.bounds)))()
+    cls = sampler_class(sampler_for(settings.search.sampler, history.width, len(history.bounds)))
+    with own_code(f"search.sampler = {settings.search.sampler!r}"):
+        sampler = cls()
     used, points = set(excluded), list[Point]()
     for number in range(first, first + count):
         point = _first_new(settings, history, _draws(settings, sampler, history, number), number, used)
@@ -243,12 +245,10 @@ def _first_new(
 def _checked(settings: CampaignSettings, sampler: Sampler, history: History, number: int) -> Point:
     """Return the sampler's point; InputError where it gives none of the space."""
     name = f"search.sampler = {settings.search.sampler!r}"
-    try:
+    with own_code(f"{name} for trial {number}", "repair it, or take another sampler"):
         point = sampler.propose(history, number)
-    except Exception as error:
-        raise InputError(
-            f"{name} failed for trial {number} ({type(error).__name__}: {error}); mend it, or take another sampler"
-        ) from error
+    if isinstance(point, dict):
+        point = {path: one.item() if isinstance(one, np.generic) else one for path, one in point.items()}
     if not isinstance(point, dict) or not is_point(history.space, point):
         raise InputError(
             f"{name} gave {point!r} for trial {number}, which is no point of search.space; it must give a value in range for "

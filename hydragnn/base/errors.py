@@ -127,7 +127,7 @@ def as_input_error(problem: str, move: str) -> Iterator[None]:
     """
     try:
         yield
-    except InputError:
+    except (InputError, Interrupted):
         raise
     except (SystemExit, Exception) as error:  # some readers exit
         raise InputError(f"{problem} ({words_of(error):.300}); {move}") from error

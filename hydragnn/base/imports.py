@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 from hydragnn.base.environment import environment
-from hydragnn.base.errors import InputError, nearest
+from hydragnn.base.errors import InputError, as_input_error, nearest
 
 T = TypeVar("T")
 
@@ -184,29 +184,32 @@ def _imported(reference: str, *, where: str, noun: str, registered: bool = False
     module_name, _, name = reference.partition(":")
     parts = module_name.split(".")
     if not all(part.isidentifier() for part in [*parts, name]):
-        raise InputError(f"{where} names no class; write package.module:Name")
+        raise InputError(f"{where} means {reference}, which is no name of one thing; write package.module:Name")
     if parts[0] in sys.stdlib_module_names or "__main__" in parts:
-        raise InputError(f"{where}: {module_name} holds no {noun}s; name a module of a package of yours")
+        raise InputError(
+            f"{where}: {module_name} holds no {noun}{'e' * noun.endswith('s')}s; name a module of a package of yours"
+        )
     if not (registered or is_allowed(module_name)):
         raise NotAllowed(
             f"{where} names code of {module_name}, which a file may not run by itself; where you trust it, add "
             f'--allow-code {module_name} (in Python: allow_code=["{module_name}"])'
         )
-    try:
-        with without_the_current_folder():
-            module = import_module(module_name)
-    except ImportError as error:
-        raise InputError(
-            f"{where}: {module_name} cannot be imported ({error}); install its package, or put its folder on "
-            "PYTHONPATH (the current folder is left out, because strangers' files may lie there)"
-        ) from error
+    move = (
+        "repair it, install its package, or put its folder on PYTHONPATH (the current folder is left out, because strangers' "
+        "files may lie there)"
+    )
+    with as_input_error(f"{where}: {module_name} cannot be imported", move), without_the_current_folder():
+        module = import_module(module_name)
     return getattr(module, name, None)
 
 
 def announced_classes(group: str) -> dict[str, str]:
-    """Return the classes in an entry-point group by name."""
+    """Return the classes in an entry-point group by name; " and " joins those of one name."""
+    values = dict[str, set[str]]()
     with without_the_current_folder():
-        return {entry.name: entry.value for entry in entry_points(group=group)}
+        for entry in entry_points(group=group):
+            values.setdefault(entry.name, set()).add(entry.value)
+    return {name: " and ".join(sorted(several)) for name, several in values.items()}
 
 
 @contextmanager

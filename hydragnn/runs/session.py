@@ -166,7 +166,9 @@ def ready_run(
             load_checkpoint(checkpoint, run.state, run.mesh, identities(run.record, out))
         if resume:
             check_checkpoint(checkpoint, out)
-            run = replace(run, record=replace(run.record, continued=continued(run.record.config, out, run.state.epoch)))
+            notes = [one for one in (earlier.notes if earlier else ()) if one.startswith("callback ")]
+            history = continued(run.record.config, out, run.state.epoch)
+            run = replace(run, record=replace(run.record, continued=history, notes=[*run.record.notes, *notes]))
         if run.state.epoch > plan.training.epochs:
             raise InputError(
                 f"{out} has trained {run.state.epoch} epochs, more than train.epochs = {plan.training.epochs}; ask for more epochs, or "

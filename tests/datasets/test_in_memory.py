@@ -17,6 +17,7 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler, WeightedRa
 import hydragnn
 from hydragnn.datasets import build, open_store
 from hydragnn.datasets.sources.registry import rule_of
+from hydragnn.graphs import Field
 from hydragnn.graphs.objects import graphs_in
 from hydragnn.graphs.pyg import torch_geometric
 from tests.refusals import refuses
@@ -69,6 +70,18 @@ PHYSICS: list[dict[str, Any]] = [
     {**Y, "name": "stress", "shape": [3, 3], "parity": "tensor"},
 ]
 MANY, KINDS, CRYSTALS = ([make(number) for number in range(COUNT)] for make in (data, hetero, crystal))
+
+
+def broken() -> Iterator[Any]:
+    yield data(0)
+    raise OSError("disk gone")
+
+
+def crossed() -> Any:
+    """A relation of kind a, of two nodes, whose third sender would be the first node of b."""
+    graph = hetero(0)
+    graph["a", "to", "b"].edge_index = torch.tensor([[2, 1], [1, 0]])
+    return graph
 
 
 def built(kind: str, graphs: Any, out: Path, **table: Any) -> Any:
@@ -124,6 +137,17 @@ REFUSED: list[tuple[str, Callable[[], Any], dict[str, Any], str]] = [
     ("pyg", lambda: {0: data(0)}, {}, "is no list, data set or generator"),
     ("pyg", lambda: [data(0), crystal(0)], {}, "data, graph 1: a Atoms is no Data of torch_geometric"),
     ("pyg", lambda: [data(0), hetero(0)], {}, "graph 1: Data and HeteroData are in one data set"),
+    ("pyg", lambda: [hetero(0), crossed()], {}, r"a of relation .*: node index 2 is out of range; there are 2 nodes"),
+    (
+        "pyg",
+        lambda: [data(0), PYG.Data(x=torch.zeros(2), y=torch.zeros(1))],
+        {},
+        "graph 1 and the first graph: one has",
+    ),
+    ("pyg", broken, {}, r"graph 1 of the data cannot be read \(OSError: disk gone\); repair"),
+    ("pyg", lambda: MANY, {"transform": f"{__name__}.tenfold"}, "names no function; write package.module:name"),
+    ("pyg", lambda: MANY, {"transform": f"{__name__}:on_meta"}, "a sparse, quantised or meta tensor"),
+    ("pyg", lambda: MANY, {"transform": f"{__name__}:marked_later"}, "of which a build's first graph has all"),
     ("pyg", lambda: [PYG.Batch(x=torch.zeros(2, 1))], {}, "batch 0 of the data cannot be taken apart"),
     ("pyg", lambda: itertools.cycle(MANY), {}, "has no end; give every graph once"),
     ("pyg", lambda: loader(sampler=WeightedRandomSampler([1.0] * COUNT, 4)), {}, "with a sampler or collate_fn of its"),
@@ -235,6 +259,25 @@ def test_edges_are_predicted_in_the_order_of_the_data(
 def tenfold(graph: Any) -> Any:
     graph["x"].mul_(10)
     return graph
+
+
+def on_meta(graph: Any) -> Any:
+    return graph.with_fields({"width": graph["width"].to("meta")})
+
+
+def marked_later(graph: Any) -> Any:
+    """A field of all graphs but the first."""
+    mark = {"mark": torch.ones(1)} if float(graph["y"]) else {}
+    return graph.with_fields(mark, fields=[Field(name="mark", on="graph")] if mark else [])
+
+
+def with_gradient(graph: Any) -> Any:
+    return graph.with_fields({"width": graph["width"] * torch.ones(1, requires_grad=True)})
+
+
+def test_a_transform_may_leave_gradients(tmp_path: Path) -> None:
+    changed = built("pyg", MANY, tmp_path / "a.h5", transform=f"{__name__}:with_gradient")
+    assert torch.equal(changed[:]["width"], built("pyg", MANY, tmp_path / "b.h5")[:]["width"])
 
 
 def test_a_transform_in_place_changes_no_data_of_its_user(tmp_path: Path) -> None:

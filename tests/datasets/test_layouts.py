@@ -400,6 +400,7 @@ DUMPS: list[tuple[str, str, dict[str, Any], list[float] | str]] = [
     (DUMP, LOG + "Step PotEng\n20 -6.0\n", {}, "at step 20 of the dump, or several that differ"),
     (DUMP, LOG.replace("2 atoms", "500 atoms"), {}, "log.lammps is of 500 atoms, and the dump has 2 at step 10"),
     (DUMP, "thermo_modify norm yes\n" + LOG, {}, "log.lammps has energies per atom"),
+    (DUMP, "thermo_modify lost warn & \n  norm on\n" + LOG, {}, "log.lammps has energies per atom"),
     (DUMP, "Step Press PotEng\n10 0 -6.5\n20 0 -6.25", {}, "log.lammps has no PotEng at step 20"),  # of -6.25731
     (DUMP, "  units         real\n" + LOG, {}, "log.lammps is in units real; say units"),
     (DUMP, LOG, {"log": "other.log"}, "other.log: no such file"),

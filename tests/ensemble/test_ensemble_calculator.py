@@ -46,6 +46,14 @@ def test_the_calculator_says_what_the_ensemble_says(ensemble: Path, frames: list
     assert atoms.calc.results.get("no such thing") is None
 
 
+def test_modes_of_torch_change_no_result_of_the_calculator(ensemble: Path, frames: list[Atoms]) -> None:
+    forces = calculating(frames[3], ensemble).get_forces()
+    for mode in (torch.autocast("cpu", torch.bfloat16), torch.inference_mode(), torch.device("meta")):
+        atoms = calculating(frames[3], ensemble)
+        with mode:
+            np.testing.assert_array_equal(atoms.get_forces(), forces)
+
+
 @pytest.mark.parametrize("way", ["strained", "molecule", "other elements", "far away"])
 def test_a_graph_that_follows_its_atoms_is_as_made_anew(ensemble: Path, frames: list[Atoms], way: str) -> None:
     loaded, random = Ensemble.load(ensemble, dtype=torch.float64), np.random.default_rng(0)

@@ -115,6 +115,8 @@ def test_the_gradient_of_a_weight_is_a_difference_quotient(runs: list[Path], sto
 def test_embeddings_are_the_states_that_heads_read(ensemble: Path, runs: list[Path], store: MemoryStore) -> None:
     of_run = hydragnn.load(runs[0]).embeddings(store[:3])
     assert of_run.shape == (store[:3].num_nodes, 12)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(hydragnn.load(runs[0]).embeddings(store[:3]), of_run)
     torch.testing.assert_close(of_run, load_model(runs[0] / "model").states(store[:3]))
     assert hydragnn.load(ensemble).embeddings(store[:3]).shape[1] == 36
 
@@ -346,6 +348,7 @@ def test_a_saved_module_predicts_as_it_did(runs: list[Path], store: MemoryStore,
     module = model.trainable()
     module.models[0].forward = lambda batch: batch.lost  # type: ignore[method-assign]
     refused("the module failed: AttributeError: .* repair it", hydragnn.save, module, out)
+    refused("holds numbers that are not finite, or none", hydragnn.save, model.trainable().to("meta"), out)
     refused("save takes what", hydragnn.save, Doubled(model.trainable()), out)
     with torch.inference_mode():
         hydragnn.save(torch.nn.DataParallel(model.trainable().bfloat16()), tmp_path / "coarse")

@@ -251,11 +251,12 @@ def test_qmc_fills_the_space_more_evenly_than_chance(settings: Any) -> None:
 @pytest.mark.parametrize(
     ("point", "says"),
     [
-        ("a defect", r"failed for trial 0 \(ZeroDivisionError: no trials\)"),
+        ("a defect", "for trial 0 failed: ZeroDivisionError: no trials; repair it"),
+        ("an exit", "for trial 0 failed: SystemExit: 0; repair it"),
         (None, "gave None for trial 0, which is no point"),
         ({"train.learning_rate": 5.0, "model.hidden_dim": 9}, "gave .*5.0.* is no point of search.space"),
         ({"train.learning_rate": 1e-3}, "gave .* is no point of search.space"),
-        ({"train.learning_rate": np.float32(1e-3), "model.hidden_dim": 9}, "gave .* is no point of search.space"),
+        ({"train.learning_rate": [1e-3], "model.hidden_dim": 9}, "gave .* is no point of search.space"),
     ],
 )
 def test_own_samplers_answer_with_points(point: Any, says: str, settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -263,12 +264,32 @@ def test_own_samplers_answer_with_points(point: Any, says: str, settings: Any, m
         def propose(self, history: History, number: int) -> Any:
             if point == "a defect":
                 raise ZeroDivisionError("no trials")
+            if point == "an exit":
+                raise SystemExit(0)
             return point
 
     monkeypatch.setitem(SAMPLERS, "own", Own)
     campaign = settings(sampler="own")
     with pytest.raises(InputError, match=f"^search.sampler = 'own' {says}"):
         proposals(campaign, History(space=space_of(campaign.search.space)), 0, 1, set())
+
+
+def test_own_samplers_may_answer_with_numbers_of_numpy_and_say_why_they_cannot_be_made(
+    settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Own(Sampler):
+        def propose(self, history: History, number: int) -> Any:
+            return {"train.learning_rate": np.float64(1e-3), "model.hidden_dim": np.int64(9)}
+
+    monkeypatch.setitem(SAMPLERS, "own", Own)
+    campaign = settings(sampler="own")
+    history = History(space=space_of(campaign.search.space))
+    (point,) = proposals(campaign, history, 0, 1, set())
+    assert point == {"train.learning_rate": 1e-3, "model.hidden_dim": 9}
+    assert {type(one) for one in point.values()} == {float, int}
+    monkeypatch.setattr(Own, "__init__", lambda self: 1 / 0)
+    with pytest.raises(InputError, match=r"^search.sampler = 'own' failed: ZeroDivisionError"):
+        proposals(campaign, history, 0, 1, set())
 
 
 TOY = """

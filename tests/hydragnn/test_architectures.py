@@ -122,7 +122,7 @@ def test_no_other_file_of_the_source_names_an_architecture(root: Path) -> None:
         ("nowhere.at_all:Net", "cannot be imported .*PYTHONPATH"),
         ("hydragnn.base.errors:InputError", "no architecture InputError; derive it"),
         ("hydragnn.architectures.base:Architecture", "Architecture has no Settings"),
-        ("a-b:Net", "names no class"),
+        ("a-b:Net", "means a-b:Net, which is no name"),
         ("antigravity:Net", "antigravity holds no architectures"),
         ("hydragnn.setup:Net", "names code of hydragnn.setup, which a file may not run"),
         ("hydragnn.downloads.model:Net", "names code of hydragnn.downloads.model"),
@@ -135,6 +135,28 @@ def test_a_kind_that_cannot_be_used_is_refused(kind: str, says: str, monkeypatch
     with pytest.raises(InputError, match=says):
         architecture_of(kind)
     assert "antigravity" not in sys.modules
+
+
+@pytest.mark.parametrize("source", ["1 / 0", "raise SystemExit(0)", "def f(:", "import lost_package"])
+def test_a_module_that_fails_while_it_is_imported_is_named(
+    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "failing.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(imports, "_allowed", {"failing"})
+    with pytest.raises(InputError, match=r"failing:Net.*: failing cannot be imported \(.*\); repair it"):
+        architecture_of("failing:Net")
+
+
+def test_a_name_that_two_packages_announce_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(2):
+        announced = tmp_path / str(number) / f"own{number}-1.0.dist-info"
+        announced.mkdir(parents=True)
+        (announced / "METADATA").write_text(f"Metadata-Version: 2.1\nName: own{number}\nVersion: 1.0\n")
+        (announced / "entry_points.txt").write_text(f"[hydragnn.architectures]\nown = own{number}:Net\n")
+        monkeypatch.syspath_prepend(announced.parent)
+    with pytest.raises(InputError, match="means own0:Net and own1:Net, which is no name of one thing"):
+        architecture_of("own")
 
 
 @pytest.mark.parametrize(

@@ -169,6 +169,7 @@ def test_a_callback_stops_a_run_for_good(trained: Trained, tmp_path: Path) -> No
     assert any("stopped the run in epoch 2: enough" in note for note in record.notes)
     again = trained("run", config, resume=True)
     assert (again.status, again.epochs) == ("stopped", 2)
+    assert any("stopped the run in epoch 2: enough" in note for note in again.notes)
 
 
 def test_an_error_of_a_callback_ends_the_run_with_its_name_and_a_checkpoint(trained: Trained, tmp_path: Path) -> None:
