@@ -91,16 +91,17 @@ def _valid(one: Any, where: str) -> Array:
 
 def _axis(one: Any, name: str, where: str) -> str:
     """Return the dimension with latitudes or longitudes."""
-    units = [f"{word}_{end}" for end in (AXES[name], AXES[name][0]) for word in ("degrees", "degree")]
+    units = [f"{word}{end}" for end in (AXES[name], AXES[name][0]) for word in ("degrees", "degree")]
     for key, coordinate in one.coords.items():
         unit = str(coordinate.attrs.get("units", "")).lower()
-        if coordinate.attrs.get("standard_name") == name or unit in units or str(key).lower() in (name[:3], name):
+        known = unit.replace("_", "") in units  # CF also writes degreesN
+        if coordinate.attrs.get("standard_name") == name or known or str(key).lower() in (name[:3], name):
             radians = unit == "" and np.abs(coordinate.values).max(initial=0) <= 2 * np.pi
-            if unit not in (*units, "", "degrees") or radians or coordinate.dims != (key,):
+            if not (known or unit in ("", "degrees")) or radians or coordinate.dims != (key,):
                 own = f"{unit or 'no unit'} on ({', '.join(map(str, coordinate.dims))})"
-                raise InputError(f"{where}: {key} is in {own}; bring it to one axis in {units[0]} (`cdo remapbil`)")
+                raise InputError(f"{where}: {key} is in {own}; bring it to one axis in degrees_{AXES[name]} (`cdo remapbil`)")
             return str(key)
-    raise InputError(f"{where}: no {name} among {', '.join(map(str, one.dims))}; give the axis the units {units[0]}")
+    raise InputError(f"{where}: no {name} among {', '.join(map(str, one.dims))}; give the axis the units degrees_{AXES[name]}")
 
 
 def _hours(time: Any, where: str) -> tuple[Array, str]:

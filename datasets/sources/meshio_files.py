@@ -81,6 +81,9 @@ def read_abaqus(path: Path) -> Any:
     text = re.sub(r"(?m)^\*\*.*\n", "", path.read_text(encoding="latin-1"))  # comments, at which meshio ends a block
     if re.search(r"(?im)^\*include", text) or len(re.findall(r"(?im)^\*node\s*(?:,|$)", text)) != 1:
         raise InputError(f"{path} has no nodes, or several blocks or files of them; write one mesh into one file")
+    passed = r"(?im)^\*(?:elgen|elcopy)|^\*node\b.*\bsystem\s*=\s*[CS]|^\*instance\b(?=(?s:.*)^\*instance\b)"
+    if odd := re.search(passed, text):  # meshio passes over them
+        raise InputError(f"{path} has {odd[0]}, which is not read; list every element once, at Cartesian places")
     sets = re.findall(r"(?im)^\*(?:elset|nset|element)\b.*?\b([en]lset\s*=[^,\n]+)", text)
     if twice := {one for one in sets if sets.count(one) > 1}:  # meshio has the last part alone
         raise InputError(f"{path} writes {min(twice)} in several parts; write each set once")

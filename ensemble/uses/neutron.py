@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from io import BytesIO
-from numbers import Number
+from numbers import Real
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -32,10 +32,12 @@ STILL = 0.5  # meV, above all that moves a molecule in a box as a whole
 GAP = 0.5  # meV, of what rounding and interpolation leave of acoustic branches at the origin, and of imaginary modes
 CUTOFF = 5.0  # Angstrom, of calculators, which do not say theirs, unless their supercell is given
 FINEST = 0.01  # meV, of widths: less is one in eV
-MESH, DIRECTIONS = 0.1, 1000  # 1/Angstrom between points of the density of states; directions for each momentum
+MESH, DIRECTIONS = 0.1, 1000  # 1/Angstrom between points of the density of states; directions for each momentum,
+OF_ATOM = 10  # times as many over the atoms of the cell: the fewer, the sharper peaks are
 ISOTOPE = 5e-4  # of a mass: beyond the rounding of tables; Ti-48 and Fe-56 are 0.0016 away
 POLAR = " H B C N O F Si P S Cl Ge As Se Br Sb Te I "  # insulators of several elements have at least one
 UNSPLIT = "in an insulator of these elements, longitudinal optical modes near the origin lie too low: models have no Born charges, and nothing splits them from transverse ones"
+WHOLE = 0.9  # of the modes, below which energies may be in another unit, or a cut
 FLOOR = 0.01  # of the largest value: a spectrum is empty below. Spreads have it in addition: equal members may be wrong
 
 
@@ -196,8 +198,8 @@ def neutron_spectrum(
     ``model`` is a folder, which may name classes of the modules in ``allow_code``, an ensemble, or a calculator of ASE as a reference. InputError for what has no spectrum, as molecules and unstable crystals.
     """
     numbers = [width, temperature, pressure or 0.0, *(scattering_lengths or {}).values()]
-    if not all(isinstance(one, Number) and np.isfinite(one) for one in numbers) or min(width, temperature) <= 0:
-        raise InputError("width, temperature, pressure and lengths are not all finite, or the first two not above 0")
+    if not all(isinstance(one, Real) and np.isfinite(one) for one in numbers) or min(width, temperature) <= 0:
+        raise InputError("width, temperature, pressure and lengths are not all real and finite, or the first two not above 0")
     momenta = _axis("momenta", np.arange(0.25, 8.01, 0.25) if momenta is None else momenta, 0.0, even=False)
     energies = energies if energies is None else _axis("energies", energies, -1e-9, even=True)
     step = width / 4 if energies is None else energies[1] - energies[0]
@@ -224,6 +226,8 @@ def neutron_spectrum(
             energies = np.arange(width, 1.05 * highest + 2 * width, step)
         own = {"energies": energies, "momenta": momenta, "width": width, "temperature": temperature}
         pairs = [_spectra(*one[:2], lengths, own) for one in phonons]
+    if (share := min(one.sum() for one, _ in pairs) * step / 3) < WHOLE:
+        print_note(f"energies to {energies[-1]:g} meV have {share:.0%} of the modes; give edges in meV that hold all")
     return NeutronSpectrum(
         members={what: np.stack(values) for what, values in zip(("dos", "intensity"), zip(*pairs))},
         energies=(energies[1:] + energies[:-1]) / 2,
@@ -248,7 +252,8 @@ def _spectra(constants: Any, mesh: Any, lengths: dict[str, Any], axes: Mapping[s
     beyond = math.ceil(2 * width / step)  # bins whose share the instrument moves to the first and last energies
     edges, inside = energies[0] + step * np.arange(-beyond, len(energies) + beyond), slice(beyond, -beyond)
     heat, wide, bins = temperature * ureg("K"), width * ureg("meV"), edges * ureg("meV")
-    how = {"temperature": heat, "energy_bins": bins, "npts": DIRECTIONS, "scattering_lengths": lengths}
+    count = max(DIRECTIONS, OF_ATOM * DIRECTIONS // constants.crystal.n_atoms)
+    how = {"temperature": heat, "energy_bins": bins, "npts": count, "scattering_lengths": lengths}
     how["dw"] = mesh.calculate_debye_waller(heat)
     rows = [sample_sphere_structure_factor(constants, one * ureg("1/angstrom"), **how) for one in momenta]
     intensity = np.stack([one.broaden(wide).y_data.to("mbarn/meV").magnitude[inside] for one in rows])

@@ -124,6 +124,7 @@ SAME = [
     data(east=(EAST + 180) % 360 - 180),
     data(east=np.append(EAST, 360.0)),
     data(east=np.random.default_rng(0).permutation(EAST)),
+    data(lat={"units": "degreesN"}, lon={"units": "degreeE"}),
     data().transpose("lon", "time", "lat"),
     data().rename(lat="y", lon="x"),
     data().expand_dims(z=[500.0, 850.0], axis=1),

@@ -377,6 +377,18 @@ AS_WRITTEN: dict[str, tuple[str, Callable[[str], str], dict[str, Any]]] = {
 }  # fmt: skip
 
 
+def test_points_of_phase_minus_1_are_not_indexed(tmp_path: Path) -> None:
+    (tmp_path / "a.ang").write_text(ang(tmp_path / "a.ang", bicrystal()).replace("0.900  0", "0.900 -1", 1))
+    assert build(tmp_path, "a.ang")["volume"].tolist() == pytest.approx([2.75, 3.0])
+
+
+def test_phases_counted_from_0_beside_others_are_noted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = ang(tmp_path / "a.ang", bicrystal()).replace("# GRID", "# Phase 2\n# MaterialName Copper\n# Symmetry 43\n# GRID")
+    (tmp_path / "a.ang").write_text(text.replace("0.900  0", "0.900  1", 4))
+    assert build(tmp_path, "a.ang", phases=["Nickel", "Copper"])["volume"].sum() == pytest.approx(1.0)
+    assert "20 points of phase 0 have a confidence and belong to no grain; its header lists [1, 2]" in capsys.readouterr().err
+
+
 def test_a_turned_acquisition_is_noted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "a.ctf").write_text(text_of("ctf", tmp_path).replace("XCells", "AcqE1\t0\nAcqE2\t90,0\nXCells"))
     check_bicrystal(build(tmp_path, "a.ctf"), 2.0, 3.0)
@@ -434,6 +446,9 @@ DAMAGED: dict[str, tuple[str, Callable[[str], str], dict[str, Any], str]] = {
     "elements are left out": ("inp", lambda text: text.replace("1, 2\n*Elset", "1\n*Elset"), {}, "is in the sets [], not in one"),
     "several parts": ("inp", lambda text: text + "*Node\n1, 0, 0, 0\n", {}, "several blocks or files of them"),
     "unknown elements": ("inp", lambda text: text.replace("C3D8", "C3D99"), {}, "cannot be read by meshio (ReadError: Element type"),
+    "generated elements": ("inp", lambda text: text + "*Elgen, elset=GRAIN-2\n3, 2, 1, 1\n", {}, "has *Elgen, which is not read"),
+    "cylindrical places": ("inp", lambda text: text.replace("*NODE", "*NODE, nset=N, system=C", 1), {}, "system=C, which is not read"),
+    "two instances": ("inp", lambda text: text + 2 * "*Instance, name=A, part=B\n*End Instance\n", {}, "has *Instance, which is not read"),
     "a set in two parts": ("inp", lambda text: text + "*Elset, elset=GRAIN-2\n1\n", {}, "writes elset=GRAIN-2 in several parts"),
 }  # fmt: skip
 

@@ -85,6 +85,19 @@ def test_intensities_follow_the_laws_of_scattering(spectrum: NeutronSpectrum) ->
     assert rise[0] / rise[1] == pytest.approx(occupation[0] / occupation[1], rel=0.05)
 
 
+def test_a_turned_crystal_has_the_same_intensities(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(neutron, "DIRECTIONS", 1000)
+    own, turned, options = bulk("Cu", a=3.6), bulk("Cu", a=3.6), {"momenta": [3.0, 5.0], "supercell": (4, 4, 4)}
+    turned.rotate(47, (1, 2, 3), rotate_cell=True)
+    one, other = (neutron_spectrum(EMT(), a, pressure=None, **options).mean("intensity") for a in (own, turned))
+    assert np.abs(one - other).sum() < 0.03 * one.sum()  # 0.11 with a tenth of the directions
+
+
+def test_energies_in_another_unit_are_noted(capsys: pytest.CaptureFixture[str]) -> None:
+    neutron_spectrum(argon(), ARGON, energies=np.arange(0, 2.1, 0.05), width=0.3, **SHORT)  # THz
+    assert "energies to 2.05 meV have 3% of the modes; give edges in meV" in capsys.readouterr().err
+
+
 def test_a_cut_has_the_values_of_the_whole(spectrum: NeutronSpectrum) -> None:
     cut = neutron_spectrum(argon(), ARGON, **{**spectrum.settings, "energies": spectrum.settings["energies"][80:121]})
     for what in ("dos", "intensity"):
@@ -106,17 +119,17 @@ def test_intensities_are_those_of_modes_by_phonopy() -> None:
         for one in phonopy.supercells_with_displacements
     ]
     phonopy.produce_force_constants()
-    q = 2.5 * _get_qpts_sphere(60, sampling="golden")
+    q = 2.5 * _get_qpts_sphere(150, sampling="golden")
     phonopy.run_qpoints(q @ atoms.cell.array.T / (2 * np.pi), with_eigenvectors=True)
     modes, mass = phonopy.qpoints, units._hbar**2 / (units._amu * units._e) * 1e23  # meV amu Angstrom^2
     energies, vectors = (
         modes.frequencies * 2e15 * np.pi * units._hbar / units._e,
-        modes.eigenvectors.reshape(60, 4, 3, 12),
+        modes.eigenvectors.reshape(150, 4, 3, 12),
     )
     waves = np.einsum("nkam,na,k->nm", vectors.conj(), q, lengths / np.sqrt(atoms.get_masses()))
     sums = 10 * mass * np.abs(waves) ** 2 / (8 * energies * -np.expm1(-energies / (1e3 * units.kB * 50)))
     total = own.mean("intensity").sum() * np.diff(own.energies)[0]
-    assert 0.9 < total / (sums.sum() / 60) < 1  # Debye and Waller's factor
+    assert 0.9 < total / (sums.sum() / 150) < 1  # Debye and Waller's factor
 
 
 class Moments(EMT):
@@ -247,7 +260,8 @@ MIXED.set_masses([63.0, 65.0] * 2)
         ("'63Cu'.* are no elements", EMT(), COPPER, {"scattering_lengths": {"63Cu": 6.4}}),
         ("give both in meV", EMT(), COPPER, {"width": 0.0015}),
         ("give both in meV", EMT(), COPPER, {"energies": np.arange(0, 0.04, 0.0005)}),
-        ("not all finite", EMT(), COPPER, {"scattering_lengths": {"Cu": np.nan}}),
+        ("not all real and finite", EMT(), COPPER, {"scattering_lengths": {"Cu": np.nan}}),
+        ("not all real and finite", EMT(), COPPER, {"scattering_lengths": {"Cu": 7.7 - 0.1j}}),
         ("momenta do not rise", EMT(), COPPER, {"momenta": [2, 1]}),
         ("momenta do not rise", EMT(), COPPER, {"momenta": "a"}),
         ("momenta do not rise", EMT(), COPPER, {"momenta": []}),
