@@ -99,9 +99,13 @@ def _axis(one: Any, name: str, where: str) -> str:
             radians = unit == "" and np.abs(coordinate.values).max(initial=0) <= 2 * np.pi
             if not (known or unit in ("", "degrees")) or radians or coordinate.dims != (key,):
                 own = f"{unit or 'no unit'} on ({', '.join(map(str, coordinate.dims))})"
-                raise InputError(f"{where}: {key} is in {own}; bring it to one axis in degrees_{AXES[name]} (`cdo remapbil`)")
+                raise InputError(
+                    f"{where}: {key} is in {own}; bring it to one axis in degrees_{AXES[name]} (`cdo remapbil`)"
+                )
             return str(key)
-    raise InputError(f"{where}: no {name} among {', '.join(map(str, one.dims))}; give the axis the units degrees_{AXES[name]}")
+    raise InputError(
+        f"{where}: no {name} among {', '.join(map(str, one.dims))}; give the axis the units degrees_{AXES[name]}"
+    )
 
 
 def _hours(time: Any, where: str) -> tuple[Array, str]:

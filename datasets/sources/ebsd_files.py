@@ -70,7 +70,9 @@ def read_ang(path: Path, settings: MapSettings) -> GraphBatch:
     if len(names) < 2 and table[:, 5].max(initial=0) <= 0:  # EDAX gives a single phase the number 0
         table[table[:, 5] == 0, 5] = min(names, default=1)
     if stray := int(((table[:, 5] == 0) & (table[:, 6] > 0)).sum()):
-        print_note(f"{path}: {stray:,} points of phase 0 have a confidence and belong to no grain; its header lists {[*names]}")
+        print_note(
+            f"{path}: {stray:,} points of phase 0 have a confidence and belong to no grain; its header lists {[*names]}"
+        )
     table[(table[:, 6] == -1) | (np.abs(table[:, 2] - 4 * np.pi) < 1e-2), 5] = 0
     counts = [int(entries[key]) for key in ("NCOLS_ODD", "NROWS", "NCOLS_EVEN") if key in entries]
     length = 1e-3 if "ACOM" in header else 1.0  # nanometres of electron microscopes in transmission

@@ -29,14 +29,12 @@ def read_tess(path: Path, settings: MapSettings) -> GraphBatch:
     table = np.array(entries["**vertex"][1:], dtype=np.float64).reshape(vertices, 5)
     if (table[:, 0] != np.arange(1, vertices + 1)).any():
         raise InputError(f"{path}: vertices are not numbered from 1; write it again")
-    points, faces = table[:, 1:4], _lists(entries["**face"], 12)
+    points = table[:, 1:4]
+    faces = [_triangles(points, face, path) for face in _lists(entries["**face"], 12)]
     solids = _lists(entries["**polyhedron"], 2) if dim == 3 else [[number] for number in range(1, 1 + len(faces))]
     if len(solids) != count:
         raise InputError(f"{path} has {len(solids)} cells, and counts {count}; write it again")
-    fans = [
-        [(f[0], *f[k : k + 2]) for n in one for f in [faces[abs(n) - 1]] for k in range(1, len(f) - 1)]
-        for one in solids
-    ]
+    fans = [[triangle for number in one for triangle in faces[abs(number) - 1]] for one in solids]
     owner = np.repeat(np.arange(count), [len(one) for one in fans])
     corners = np.concatenate(fans) - 1
     if dim == 3:
@@ -96,6 +94,18 @@ def _of_cells(graph: GraphBatch, cells: Array, entries: Sections, settings: MapS
     turns = turns / np.linalg.norm(turns, axis=1, keepdims=True) * (INVERSE if convention in ("", usual) else 1)
     group = settings.group("1", NEPER.get(entries.get("**cell*crysym", [""])[0]), path)
     return with_orientations(graph, turns[cells], np.ones(len(cells), dtype=np.int64), {1: group})
+
+
+def _triangles(points: Array, face: list[int], path: Path) -> list[tuple[int, ...]]:
+    """Return triangles of a face, from a corner that sees all of it."""
+    for turn in range(len(face)):
+        own = face[turn:] + face[:turn]
+        fan = [(own[0], *own[k : k + 2]) for k in range(1, len(own) - 1)]
+        first, *others = points[np.array(fan) - 1].transpose(1, 0, 2)
+        normals = np.cross(*(one - first for one in others))
+        if (normals @ normals.sum(axis=0) > -1e-9 * (normals**2).sum()).all():
+            return fan
+    raise InputError(f"{path}: no corner of the face with vertices {face[:6]} sees all of it; cut its cells")
 
 
 def _lists(words: list[str], more: int) -> list[list[int]]:

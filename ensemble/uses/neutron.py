@@ -145,7 +145,7 @@ class NeutronSpectrum:
             if self.factors:
                 arrays[f"{what}_lower"], arrays[f"{what}_upper"] = self.interval(what)
         content = BytesIO()
-        np.savez_compressed(content, facts=json.dumps(facts, default=np.ndarray.tolist), **arrays)
+        np.savez_compressed(content, facts=json.dumps(facts, default=lambda one: one.tolist()), **arrays)
         write_atomically(Path(path), content.getvalue())
 
     def picture(self, path: Path | str, reference: "NeutronSpectrum | None" = None) -> None:
@@ -199,7 +199,9 @@ def neutron_spectrum(
     """
     numbers = [width, temperature, pressure or 0.0, *(scattering_lengths or {}).values()]
     if not all(isinstance(one, Real) and np.isfinite(one) for one in numbers) or min(width, temperature) <= 0:
-        raise InputError("width, temperature, pressure and lengths are not all real and finite, or the first two not above 0")
+        raise InputError(
+            "width, temperature, pressure and lengths are not all real and finite, or the first two not above 0"
+        )
     momenta = _axis("momenta", np.arange(0.25, 8.01, 0.25) if momenta is None else momenta, 0.0, even=False)
     energies = energies if energies is None else _axis("energies", energies, -1e-9, even=True)
     step = width / 4 if energies is None else energies[1] - energies[0]

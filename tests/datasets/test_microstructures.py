@@ -286,6 +286,24 @@ def test_cells_of_neper(tmp_path: Path) -> None:
     assert graph["character"].tolist() == [2, 2]
 
 
+L_SHAPED = (
+    "***tess\n **format\n 3.4\n **general\n 2 standard\n **cell\n 2\n **vertex\n 7\n1 0 0 0 0\n2 2 0 0 0\n3 2 1 0 0\n4 1 1 0 0\n"
+    "5 1 2 0 0\n6 0 2 0 0\n7 2 2 0 0\n **edge\n 0\n **face\n 2\n1 6 {}\n6 1 1 1 1 1 1\n0 0 0 1\n0 0 0 0 0\n"
+    "2 4 4 3 7 5\n4 1 1 1 1\n0 0 0 1\n0 0 0 0 0\n **domain\n  *general\n   square\n***end\n"
+)
+
+
+@pytest.mark.parametrize("start", range(6))
+def test_cells_that_are_not_convex_have_their_area(start: int, tmp_path: Path) -> None:
+    corners = np.roll(np.arange(1, 7), start).tolist()
+    (tmp_path / "a.tess").write_text(L_SHAPED.format(" ".join(map(str, corners))))
+    graph = build(tmp_path, "a.tess")
+    assert graph["volume"].tolist() == pytest.approx([3.0, 1.0])
+    assert graph.positions[0].tolist() == pytest.approx([5 / 6, 5 / 6])
+    (tmp_path / "b.tess").write_text(L_SHAPED.format("1 4 3 2 5 6"))  # it crosses itself
+    refused("no corner of the face .* sees all of it", build, tmp_path, "b.tess")
+
+
 def test_orientations_of_neper_mean_the_same_in_files_before_and_after_it_exchanged_the_names(tmp_path: Path) -> None:
     bunge = np.array([[10.0, 50.0, 30.0], [160.0, 35.0, 70.0]])  # from the sample to the crystal
     own = Orientation.from_euler(bunge, symmetry.Oh, degrees=True)
@@ -383,10 +401,15 @@ def test_points_of_phase_minus_1_are_not_indexed(tmp_path: Path) -> None:
 
 
 def test_phases_counted_from_0_beside_others_are_noted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    text = ang(tmp_path / "a.ang", bicrystal()).replace("# GRID", "# Phase 2\n# MaterialName Copper\n# Symmetry 43\n# GRID")
+    text = ang(tmp_path / "a.ang", bicrystal()).replace(
+        "# GRID", "# Phase 2\n# MaterialName Copper\n# Symmetry 43\n# GRID"
+    )
     (tmp_path / "a.ang").write_text(text.replace("0.900  0", "0.900  1", 4))
     assert build(tmp_path, "a.ang", phases=["Nickel", "Copper"])["volume"].sum() == pytest.approx(1.0)
-    assert "20 points of phase 0 have a confidence and belong to no grain; its header lists [1, 2]" in capsys.readouterr().err
+    assert (
+        "20 points of phase 0 have a confidence and belong to no grain; its header lists [1, 2]"
+        in capsys.readouterr().err
+    )
 
 
 def test_a_turned_acquisition_is_noted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
