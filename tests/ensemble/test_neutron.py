@@ -75,9 +75,9 @@ def test_the_density_of_states_is_that_of_phonopy_alone(spectrum: NeutronSpectru
 
 
 def test_intensities_follow_the_laws_of_scattering(spectrum: NeutronSpectrum, tmp_path: Path) -> None:
-    lengths = {"Ar": np.float32(2 * 1.909)}
-    doubled = neutron_spectrum(argon(), ARGON, **{**spectrum.settings, "scattering_lengths": lengths})
-    doubled.save(tmp_path / "doubled.npz")
+    doubled = neutron_spectrum(argon(), ARGON, **{**spectrum.settings, "scattering_lengths": {"Ar": 2 * 1.909}})
+    of_numpy = spectrum.settings | {"scattering_lengths": {"Ar": np.float32(1.909)}}
+    replace(spectrum, settings=of_numpy).save(tmp_path / "spectrum.npz")
     assert np.allclose(doubled.mean("intensity"), 4 * spectrum.mean("intensity"), rtol=1e-3)
     cold = neutron_spectrum(argon(), ARGON, **{**spectrum.settings, "temperature": 1.0})
     assert np.allclose(cold.mean(), spectrum.mean(), atol=1e-9)
@@ -263,7 +263,6 @@ MIXED.set_masses([63.0, 65.0] * 2)
         ("give both in meV", EMT(), COPPER, {"width": 0.0015}),
         ("give both in meV", EMT(), COPPER, {"energies": np.arange(0, 0.04, 0.0005)}),
         ("not all real and finite", EMT(), COPPER, {"scattering_lengths": {"Cu": np.nan}}),
-        ("not all real and finite", EMT(), COPPER, {"scattering_lengths": {"Cu": 7.7 - 0.1j}}),
         ("momenta do not rise", EMT(), COPPER, {"momenta": [2, 1]}),
         ("momenta do not rise", EMT(), COPPER, {"momenta": "a"}),
         ("momenta do not rise", EMT(), COPPER, {"momenta": []}),
