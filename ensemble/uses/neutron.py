@@ -197,7 +197,7 @@ def neutron_spectrum(
     width at half maximum in meV, ``temperature`` is in K. ``scattering_lengths`` in fm by element replace those of Sears (1992), as for isotopes.
     ``model`` is a folder, which may name classes of the modules in ``allow_code``, an ensemble, or a calculator of ASE as a reference. InputError for what has no spectrum, as molecules and unstable crystals.
     """
-    numbers = [width, temperature, pressure or 0.0, *(scattering_lengths or {}).values()]
+    numbers: list[Any] = [width, temperature, pressure or 0.0, *(scattering_lengths or {}).values()]
     if not all(isinstance(one, Real) and np.isfinite(one) for one in numbers) or min(width, temperature) <= 0:
         raise InputError(
             "width, temperature, pressure and lengths are not all real and finite, or the first two not above 0"
