@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from io import BytesIO
-from numbers import Real
+from numbers import Number
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -197,8 +197,11 @@ def neutron_spectrum(
     width at half maximum in meV, ``temperature`` is in K. ``scattering_lengths`` in fm by element replace those of Sears (1992), as for isotopes.
     ``model`` is a folder, which may name classes of the modules in ``allow_code``, an ensemble, or a calculator of ASE as a reference. InputError for what has no spectrum, as molecules and unstable crystals.
     """
-    numbers: list[Any] = [width, temperature, pressure or 0.0, *(scattering_lengths or {}).values()]
-    if not all(isinstance(one, Real) and np.isfinite(one) for one in numbers) or min(width, temperature) <= 0:
+    numbers = [width, temperature, pressure or 0.0, *(scattering_lengths or {}).values()]
+    if (
+        not all(isinstance(one, Number) and np.isreal(one) and np.isfinite(one) for one in numbers)
+        or min(width, temperature) <= 0
+    ):
         raise InputError(
             "width, temperature, pressure and lengths are not all real and finite, or the first two not above 0"
         )
