@@ -666,10 +666,7 @@ def export(
 
 @check_arguments
 def evaluate(
-    ensemble: "Path | str | Ensemble",
-    store: "Path | str | GraphStore",
-    *,
-    allow_code: Sequence[str] = (),
+    ensemble: "Path | str | Ensemble", store: "Path | str | GraphStore", *, allow_code: Sequence[str] = ()
 ) -> "Evaluation":
     """Evaluate an ensemble on the labelled graphs of a store.
 

@@ -138,14 +138,8 @@ def members_of(
 
     ``seeds`` are runs of every configuration: 0 is one, and none without ``train`` or ``epochs``.
     """
-    options: dict[str, Any] = {
-        "--top-k": top_k,
-        "--train": train,
-        "--final-seeds": seeds,
-        "--epochs": epochs,
-        "--workers": workers,
-    }
-    options |= {"--from-front": from_front, "--at-most": at_most}
+    options: dict[str, Any] = {"--top-k": top_k, "--train": train, "--final-seeds": seeds, "--epochs": epochs}
+    options |= {"--workers": workers, "--from-front": from_front, "--at-most": at_most}
     if top_k is not None and top_k < 1:
         raise InputError(f"top-k = {top_k} chooses no trial; write 1 or more")
     if isinstance(campaign, list):

@@ -413,7 +413,7 @@ def plan_lines(result: dict[str, Any]) -> list[str]:
     """Return the machine, losses of the best layout, and sources of figures."""
     nodes, devices, graphs = result["nodes"], result["nodes"] * result["ranks_per_node"], result["graphs_per_batch"]
     best = result["layouts"][0]
-    lines = [
+    return [
         f"{devices:,} device{'s' * (devices > 1)} on {nodes:,} node{'s' * (nodes > 1)}, {graphs:,} graph{'s' * (graphs > 1)} a step",
         *([f"warning: {result['warning']}"] if result["warning"] else []),
         f"the first has {in_words(best['memory']['state'])} of weights and states and {in_words(best['memory']['step'])} of a step",
@@ -422,7 +422,6 @@ def plan_lines(result: dict[str, Any]) -> list[str]:
         *roofline_lines(result["roofline"]),
         critical_words(result["critical_batch"], devices),
     ]
-    return lines
 
 
 def critical_words(noise: dict[str, Any], devices: int) -> str:

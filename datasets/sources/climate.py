@@ -1,16 +1,18 @@
 """Fields on a sphere in netCDF and zarr, also in time."""
 
+import json
+import re
 from collections.abc import Iterator
+from math import prod
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field as Setting
 
-from hydragnn.base.errors import InputError, nearest, print_note
+from hydragnn.base.errors import InputError, as_missing, nearest, print_note, words_of
 from hydragnn.datasets.sources.base import LEAD, RUN, TIME, Make, ObjectsBuild
-from hydragnn.datasets.sources.climate_axes import Variable, variable_of
-from hydragnn.datasets.sources.climate_files import decoded, open_data
+from hydragnn.datasets.sources.climate_axes import MOST, Variable, variable_of
 from hydragnn.datasets.sources.fields import FieldSettings
 from hydragnn.datasets.sources.table_files import stack_rows
 from hydragnn.graphs.batch import GraphBatch
@@ -163,3 +165,38 @@ def _of_grid(mesh: SphereMesh, key: str) -> Any:
     x, y, z = mesh.positions.T
     degrees = {"latitude": np.degrees(np.arctan2(z, np.hypot(x, y))), "longitude": np.degrees(np.arctan2(y, x)) % 360}
     return {"volume": mesh.areas, "normal": mesh.positions, **degrees}[key]
+
+
+def open_data(path: Path) -> Any:
+    """Return the data set of a file; only axes are read."""
+    with as_missing("xarray", "climate", str(path)):
+        import xarray
+    more: Any = {"engine": "zarr", "consolidated": False} if path.is_dir() else {}  # so that what was checked is read
+    try:
+        for file in [file for name in (".zarray", "zarr.json") for file in path.rglob(name)]:
+            header = json.loads(file.read_text())
+            if re.search(r"'(numcodecs\.)?pickle'", str(header)):
+                raise InputError(f"{file} holds pickle, which might run code; write numbers by zstd or blosc")
+            if len(shape := header.get("shape", ())) == 1 and shape[0] > MOST:  # axes are read as a whole
+                raise InputError(f"{file} claims shape {shape}; check it, or write a smaller one")
+        data = xarray.open_dataset(path, cache=False, decode_timedelta=False, **more)
+    except InputError:
+        raise
+    except Exception as error:  # of several readers
+        move = "check it, or convert it (GRIB by `cdo -f nc4 copy`)"
+        if "decode time units" in str(error):
+            move = "write times in hours since a date, as by `cdo settunits,hours`, and name a calendar of CF"
+        raise InputError(f"{path} is no readable netCDF or zarr ({words_of(error):.300}); {move}") from error
+    for name, one in data.variables.items():
+        if prod(chunks := one.encoding.get("preferred_chunks", {}).values()) > MOST:
+            raise InputError(f"{path}: {name} claims chunks {[*chunks]}; check it, or write smaller ones")
+    return data
+
+
+def decoded(data: Any, name: str) -> Any:
+    """Return a data set in memory, whose numbers and times are decoded."""
+    if not hasattr(data, "data_vars"):
+        raise InputError(f"{name} is a {type(data).__name__}; give data sets of xarray")
+    import xarray
+
+    return xarray.decode_cf(data, decode_timedelta=False)

@@ -10,8 +10,7 @@ import numpy as np
 
 from hydragnn.base.errors import InputError, as_input_error, print_note
 from hydragnn.datasets.sources.base import Make
-from hydragnn.datasets.sources.dream3d_files import read_dream3d
-from hydragnn.datasets.sources.ebsd_files import read_ang, read_ctf, read_hdf5
+from hydragnn.datasets.sources.ebsd_files import read_ang, read_ctf, read_dream3d, read_hdf5
 from hydragnn.datasets.sources.map_settings import MapSettings
 from hydragnn.datasets.sources.meshio_files import grains_of_mesh, read_abaqus
 from hydragnn.datasets.sources.neper_files import read_tesr, read_tess

@@ -18,14 +18,7 @@ from hydragnn.base.settings import ActsWith
 from hydragnn.datasets.arrays import offsets_of
 from hydragnn.datasets.sources.base import LEAD, TIME, BuildSettings, Make
 from hydragnn.datasets.sources.fields import FieldSettings
-from hydragnn.datasets.sources.table_files import (
-    Table,
-    both_ways,
-    check_sides,
-    read_npz,
-    stack_rows,
-    table_column,
-)
+from hydragnn.datasets.sources.table_files import Table, both_ways, check_sides, read_npz, stack_rows, table_column
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import ATOMIC_NUMBERS, Location
 from hydragnn.graphs.network import check_reversed

@@ -15,11 +15,7 @@ from hydragnn.base.errors import InputError
 from hydragnn.datasets import Budget
 from hydragnn.ensemble.building.evaluation import HELD_OUT, Evaluation, Part, evaluate_parts, target_rows
 from hydragnn.ensemble.building.held_out import Fold, Parts, Setup
-from hydragnn.ensemble.building.training_domain import (
-    flag_evaluation,
-    part_scores,
-    training_domain,
-)
+from hydragnn.ensemble.building.training_domain import flag_evaluation, part_scores, training_domain
 from hydragnn.ensemble.building.weights import fitted_weights
 from hydragnn.ensemble.domain import Domain
 from hydragnn.ensemble.ensemble import Ensemble

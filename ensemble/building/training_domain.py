@@ -27,11 +27,7 @@ from hydragnn.ensemble.domain import (
 )
 from hydragnn.ensemble.ensemble import Ensemble
 from hydragnn.ensemble.estimates.calibration.cross_validation import shares
-from hydragnn.ensemble.estimates.calibration.protocol import (
-    AnyCalibration,
-    Distance,
-    held_out_p_values,
-)
+from hydragnn.ensemble.estimates.calibration.protocol import AnyCalibration, Distance, held_out_p_values
 from hydragnn.ensemble.estimates.moments import Array
 from hydragnn.ensemble.estimates.predictions import estimates_of
 from hydragnn.ensemble.members.latent import fitted_space

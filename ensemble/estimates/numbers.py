@@ -21,14 +21,7 @@ from hydragnn.ensemble.estimates.calibration.numbers import (
     turning_axes,
 )
 from hydragnn.ensemble.estimates.calibration.protocol import AnyCalibration, Distance, Labels, Owners, with_fold_scores
-from hydragnn.ensemble.estimates.estimate import (
-    CandidateEvidence,
-    Counts,
-    Estimate,
-    Labelled,
-    Members,
-    Weights,
-)
+from hydragnn.ensemble.estimates.estimate import CandidateEvidence, Counts, Estimate, Labelled, Members, Weights
 from hydragnn.ensemble.estimates.metrics import (
     gaussian_crps,
     gaussian_nll,

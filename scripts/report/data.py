@@ -34,14 +34,9 @@ def chapter(facts: Facts) -> Section:
     )
     if own.sampled < len(sizes):
         lead += f"Targets are from an even sample of {own.sampled} graphs."
-    return Section(
-        "data",
-        "Data",
-        lead + "".join(f" Note: {note}." for note in own.notes),
-        [targets(own)],
-        [parts_table(own, "held-out" in facts.evaluation.parts)],
-        [fields_table(own)],
-    )
+    lead += "".join(f" Note: {note}." for note in own.notes)
+    parts = parts_table(own, "held-out" in facts.evaluation.parts)
+    return Section("data", "Data", lead, [targets(own)], [parts], [fields_table(own)])
 
 
 def parts_table(data: Data, cross_validated: bool = False) -> Table:

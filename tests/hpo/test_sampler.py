@@ -20,7 +20,7 @@ from hydragnn.base import imports
 from hydragnn.base.errors import InputError
 from hydragnn.hpo import campaign_history, run_search
 from hydragnn.hpo.sampling.gaussian import Coordinates, Kernel, Outlook, likely_kernel, normal_scores
-from hydragnn.hpo.sampling.process import SamplerProcess
+from hydragnn.hpo.sampling.proposals import SamplerProcess
 from hydragnn.hpo.sampling.sampler import HISTORY, SAMPLERS, History, Sampler, history_of, learns, num_random, proposals
 from hydragnn.hpo.sampling.tpe import ParzenEstimators
 from hydragnn.hpo.scheduling.events import Opened, Plan, Proposed, Reached
@@ -197,7 +197,7 @@ def test_the_default_sampler_is_the_gaussian_process_for_many_trials(settings: A
 
 BLOCKED = """
 from multiprocessing import resource_tracker
-from hydragnn.hpo.sampling.process import clean_children
+from hydragnn.hpo.sampling.proposals import clean_children
 import subprocess, sys
 with clean_children():
     resource_tracker.ensure_running()  # as the first process of a pool does
