@@ -25,6 +25,7 @@ from hydragnn.ensemble.estimates.estimate import Estimate
 from hydragnn.ensemble.estimates.moments import Array
 from hydragnn.ensemble.estimates.predictions import Predictions, concatenate_predictions, estimates_of
 from hydragnn.ensemble.manifest import NAME, Manifest, MemberEntry, checksum, read_manifest
+from hydragnn.ensemble.members import screening
 from hydragnn.ensemble.members.committee import in_committee
 from hydragnn.ensemble.members.member import (
     Member,
@@ -36,14 +37,6 @@ from hydragnn.ensemble.members.member import (
     shared_inputs,
 )
 from hydragnn.ensemble.members.plan import chunks_of, default_budget
-from hydragnn.ensemble.members.screening import (
-    Screened,
-    outcome_of,
-    read_screened,
-    screen,
-    simple_predictions,
-    without_screening,
-)
 from hydragnn.ensemble.reading.module import TrainableEnsemble, makers_of_items, rows_as_given
 from hydragnn.ensemble.reading.structures import (
     Structures,
@@ -334,7 +327,9 @@ class Ensemble(Shown):
         """
         if isinstance(source, GraphBatch):
             batch = source.mapped(Tensor.detach)
-            return self._predict_screened(screen(batch, self._read_by_members(batch.fields), optional=self.optional))
+            return self._predict_screened(
+                screening.screen(batch, self._read_by_members(batch.fields), optional=self.optional)
+            )
         if isinstance(source, str | os.PathLike):
             if not is_store(Path(source)):
                 raise InputError(
@@ -361,7 +356,7 @@ class Ensemble(Shown):
 
     def predict_checked(self, batch: GraphBatch) -> Predictions:
         """Predict graphs that were checked as they were made."""
-        return self._predict_screened(without_screening(batch))
+        return self._predict_screened(screening.without_screening(batch))
 
     def _predict_store(
         self, store: GraphStore, numbers: Int[np.ndarray, " graphs"] | None, failures: Mapping[int, str]
@@ -375,17 +370,17 @@ class Ensemble(Shown):
                 self.nothing(0, 0, chunk.reason)
                 if chunk.reason
                 else self._predict_screened(
-                    read_screened(store, chunk.graphs, needed, needed, chunk.numbers, self.optional)
+                    screening.read_screened(store, chunk.graphs, needed, needed, chunk.numbers, self.optional)
                 )
                 for chunk in chunks
             ]
         )
 
-    def _predict_screened(self, read: Screened) -> Predictions:
+    def _predict_screened(self, read: screening.Screened) -> Predictions:
         members = self.members
-        return self.combine(read, [outcome_of(member, read) for member in members])
+        return self.combine(read, [screening.outcome_of(member, read) for member in members])
 
-    def combine(self, read: Screened, outcomes: Sequence[MemberOutcome]) -> Predictions:
+    def combine(self, read: screening.Screened, outcomes: Sequence[MemberOutcome]) -> Predictions:
         """Return outcomes of members as one prediction with intervals and flags.
 
         A graph that one member failed on has failed, and one whose mixture is not finite.
@@ -393,7 +388,7 @@ class Ensemble(Shown):
         fields: dict[str, Estimate] = {}
         nodes_per_graph, edges_per_graph = (read.whole.counts(on).cpu().numpy() for on in ("node", "edge"))
         beyond = ["ok"] * len(read.reasons)
-        simple = simple_predictions(self.manifest.simple, self.targets, read)
+        simple = screening.simple_predictions(self.manifest.simple, self.targets, read)
         for target in self.targets:
             members = [outcome.predictions[target.name] for outcome in outcomes]
             members += [simple[target.name]] if target.name in simple else []

@@ -20,22 +20,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, overload
 
 import typer
 
+from hydragnn.base import places
 from hydragnn.base.arguments import check_arguments
 from hydragnn.base.errors import InputError, Interrupted, OutOfWalltime
 from hydragnn.base.files import read_json
 from hydragnn.base.imports import check_references
 from hydragnn.base.machine import Workers, this_machine, workers_here
-from hydragnn.base.places import (
-    MADE_BY,
-    as_path,
-    check_exists,
-    check_kind,
-    check_store,
-    check_stores,
-    check_suffix,
-    is_store,
-    source_paths,
-)
+from hydragnn.base.places import as_path
 from hydragnn.base.settings import Settings, read_toml, refuse_idle, store_override, with_overrides
 from hydragnn.distributed.launch import this_launch
 from hydragnn.record import RunRecord
@@ -78,7 +69,7 @@ def build_store(
     Under mpirun, srun or torchrun all ranks make the store together, and each gives what it holds.
     """
     if isinstance(source, str | Path) and this_launch().size == 1:
-        check_exists(as_path(source))
+        places.check_exists(as_path(source))
     from hydragnn.datasets.build import build_store as build
     from hydragnn.datasets.disk import open_store
     from hydragnn.datasets.fit import precision_notes
@@ -123,7 +114,7 @@ def merge_stores(
     """
     paths = [as_path(store) for store in stores] if isinstance(stores, list | tuple) else [as_path(stores)]
     for path in paths:
-        check_store(path)
+        places.check_store(path)
     from hydragnn.datasets.merging import merge_stores as merge
 
     return _noted(out, merge(paths, as_path(out)))
@@ -142,7 +133,7 @@ def append_store(
     The store gets all of them, or stays as it was if the process ends before. For runs trained on it the store is another one then.
     """
     path = as_path(store)
-    check_store(path)
+    places.check_store(path)
     from hydragnn.datasets.merging import append_store as append
     from hydragnn.datasets.sources.registry import read_build_settings
     from hydragnn.scripts.showing import graphs_made
@@ -153,7 +144,7 @@ def append_store(
     with graphs_made(quiet) as tell:
         notes = append(
             path,
-            other if other is not None and is_store(other) else read_build_settings(*_table(source, overrides)),
+            other if other is not None and places.is_store(other) else read_build_settings(*_table(source, overrides)),
             tell,
         )
     return _noted(path, notes)
@@ -163,7 +154,7 @@ def append_store(
 def store_info(store: Annotated["Path | str | GraphStore", Path, typer.Argument()]) -> "StoreInfo":
     """Return a store's fields, sizes, attributes and backend; InputError without a store."""
     place = as_path(getattr(store, "path", store))
-    check_store(place)
+    places.check_store(place)
     from hydragnn.datasets import store_info as info
 
     return info(place)
@@ -237,7 +228,7 @@ def train(
                 "train one configuration: a file without [search] and [job]"
             )
         if this_launch().size == 1:
-            check_stores(table, path)  # needs no torch, which takes seconds to load
+            places.check_stores(table, path)  # needs no torch, which takes seconds to load
     from hydragnn.callbacks import as_callback
     from hydragnn.config import config_from_table
     from hydragnn.runs import Progress
@@ -289,7 +280,7 @@ def search(
         raise InputError(f"callback = {callback!r:.60} cannot be called; give a function of the status")
     table, origin = _table(campaign, [*overrides, *store_override(store)])
     if not resume:
-        check_stores(table, origin)
+        places.check_stores(table, origin)
     from hydragnn.hpo import CampaignView, campaign_settings, run_search
     from hydragnn.hpo.status.facts import ENDINGS
 
@@ -441,7 +432,7 @@ def build_ensemble(
     """
     sources = [as_path(one) for one in source] if isinstance(source, list | tuple) else [as_path(source)]
     for one in sources:
-        check_kind(one, "a campaign", "a run")
+        places.check_kind(one, "a campaign", "a run")
     from hydragnn.ensemble import build_ensemble as ensemble_of_runs
     from hydragnn.ensemble.building.build import check_out
     from hydragnn.hpo import campaign_records
@@ -549,8 +540,8 @@ def predict(
     with nullcontext() if alone else suppress(InputError):  # of which rank 0 tells
         folder = model_folder(folder)
     if alone:
-        check_suffix(as_path(out))
-        source_paths(place)
+        places.check_suffix(as_path(out))
+        places.source_paths(place)
     from hydragnn.ensemble import predict_to_file
 
     processes = workers_here(workers)
@@ -573,11 +564,11 @@ def _predict_in_memory(model: Any, source: Any, branch: str) -> "Predictions":
     from hydragnn.ensemble.prediction.job import branch_for
     from hydragnn.ensemble.prediction.rules import rules_for
 
-    paths = source_paths(source) if isinstance(source, str | PathLike) or _are_paths(source) else []
+    paths = places.source_paths(source) if isinstance(source, str | PathLike) or _are_paths(source) else []
     if not isinstance(model, Ensemble):
         folder = model_folder(as_path(model))
         model = load(folder, branch_for(folder, paths, branch) if paths else branch)
-    if not paths or is_store(paths[0]):
+    if not paths or places.is_store(paths[0]):
         return model.predict(open_store(paths) if paths else source)
     rules = rules_for(paths, model)
     return model.predict_made(make for rule in rules for block in rule.blocks() for make in rule.makers(block))
@@ -603,7 +594,7 @@ def report(
     """
     place = as_path(source)
     place = own if ((own := place / "ensemble") / "import.json").is_file() else place  # of imported runs
-    check_kind(place, *MADE_BY)
+    places.check_kind(place, *places.MADE_BY)
     from hydragnn.scripts.report import write_report
 
     return write_report(place, as_path(out) if out else None, store=as_path(store) if store else None)

@@ -12,16 +12,9 @@ from numpy.typing import NDArray
 from pydantic import Field as Setting
 
 from hydragnn.base.errors import InputError
+from hydragnn.datasets.sources import table_files
 from hydragnn.datasets.sources.base import BuildSettings, Make
-from hydragnn.datasets.sources.table_files import (
-    Table,
-    both_ways,
-    check_sides,
-    find_files,
-    read_table,
-    stack_rows,
-    table_column,
-)
+from hydragnn.datasets.sources.table_files import Table
 from hydragnn.graphs.field import Location
 from hydragnn.graphs.network import check_reversed
 from hydragnn.graphs.texts import NAME_KEYS
@@ -69,27 +62,29 @@ class TablesBuild(BuildSettings):
         optional = {key for field in self.fields if field.missing for key in field.keys}
         for field in self.fields:
             numbers[field.on] += field.keys
-        paths = find_files(self.files)
-        grains = _join([read_table(path, numbers["node"], optional, ["graph", *names[:1]]) for path in paths], paths)
-        edges = read_table(Path(self.edges), numbers["edge"], optional, ["graph", *names[1:]])
+        paths = table_files.find_files(self.files)
+        grains = _join(
+            [table_files.read_table(path, numbers["node"], optional, ["graph", *names[:1]]) for path in paths], paths
+        )
+        edges = table_files.read_table(Path(self.edges), numbers["edge"], optional, ["graph", *names[1:]])
         tables: dict[Location, Table] = {"node": grains, "edge": edges, "graph": {}}
         sources: dict[Location, str] = {"node": ", ".join(self.files), "edge": self.edges}
         sources["graph"] = self.graphs or "the build file (no table of graphs)"
         if self.graphs is not None:
             named = ["graph", *NAME_KEYS, *self.text_keys]
-            tables["graph"] = read_table(Path(self.graphs), numbers["graph"], optional, named)
+            tables["graph"] = table_files.read_table(Path(self.graphs), numbers["graph"], optional, named)
         for location, table in tables.items() if self.positions else ():
             self.check_geometry({*table} - {"cell"}, sources[location])  # a cell is a number of one
         if not any("graph" in table for table in tables.values()):
             for table in filter(None, tables.values()):
                 table["graph"] = np.zeros(len(next(iter(table.values()))), dtype=np.int64)
-        labels = _sorted({str(one).strip() for one in table_column(grains, "graph", sources["node"])})
+        labels = _sorted({str(one).strip() for one in table_files.table_column(grains, "graph", sources["node"])})
         if "" in labels:
             raise InputError(f"{sources['node']}: a row has nothing in the column graph; fill it in")
         rows = {location: _rows(table, labels, sources[location]) for location, table in tables.items() if table}
 
         def column(own: dict[Location, Array], on: Location, key: str) -> Array:
-            return table_column(tables[on], key, sources[on])[own[on]]
+            return table_files.table_column(tables[on], key, sources[on])[own[on]]
 
         for number, label in enumerate(labels):
             name = f"graph {label}"
@@ -98,16 +93,16 @@ class TablesBuild(BuildSettings):
             if self.node_id is not None:
                 ids = column(rows_here, "node", self.node_id)
                 senders, receivers = (_places(ids, side, f"{self.edges}, {name}") for side in (senders, receivers))
-            check_sides(senders, receivers, self.undirected, f"{self.edges}, {name}")
+            table_files.check_sides(senders, receivers, self.undirected, f"{self.edges}, {name}")
             if self.undirected:
-                senders, receivers, twice = both_ways(senders, receivers)
+                senders, receivers, twice = table_files.both_ways(senders, receivers)
                 rows_here["edge"] = rows_here["edge"][twice]
             values = {}
             for field in self.fields:
                 parts = [column(rows_here, field.on, key) for key in field.keys]
                 if field.on == "graph" and len(parts[0]) != 1:
                     raise InputError(f"{sources['graph']}: {len(parts[0])} rows for {name}; give one")
-                values[field.name] = stack_rows(parts, field)
+                values[field.name] = table_files.stack_rows(parts, field)
             columns = [column(rows_here, "node", key) for key in self.positions]
             keys = {*self.text_keys, *(key for key in NAME_KEYS if key in tables["graph"])}
             texts = {key: column(rows_here, "graph", key) for key in keys}
@@ -155,7 +150,7 @@ def _sorted(labels: set[str]) -> list[str]:
 def _rows(table: Table, labels: list[str], source: str) -> list[Array]:
     """Return the rows of each graph in the order of the table."""
     places = {label: number for number, label in enumerate(labels)}
-    owners = [str(one).strip() for one in table_column(table, "graph", source)]
+    owners = [str(one).strip() for one in table_files.table_column(table, "graph", source)]
     if absent := next((one for one in owners if one not in places), None):
         raise InputError(f"{source}: graph {absent} has rows here but no nodes; add them or remove the rows")
     place = np.array([places[one] for one in owners], dtype=np.int64)

@@ -14,16 +14,8 @@ import numpy as np
 from jaxtyping import Int
 from numpy.typing import NDArray
 
+from hydragnn.base import files
 from hydragnn.base.errors import InputError, Interrupted, nearest, print_note
-from hydragnn.base.files import (
-    alone_in_folder,
-    check_utf8,
-    file_errors,
-    kind_of_folder,
-    rename_all,
-    write_atomically,
-    write_sealed,
-)
 from hydragnn.base.places import absent_store, distinct_names, paths_of, text_of, weights_folder
 from hydragnn.datasets import GraphStore, Split, open_store
 from hydragnn.ensemble.building.basis import cross_validated, validated, weighted
@@ -177,9 +169,9 @@ def check_finished(run: Path) -> None:
 
 def check_out(out: Path) -> None:
     """Raise InputError where ``out`` exists and is no empty folder."""
-    check_utf8(out)
+    files.check_utf8(out)
     if os.path.lexists(out) and not (out.is_dir() and not any(out.iterdir())):
-        kind = kind_of_folder(out)
+        kind = files.kind_of_folder(out)
         raise InputError(f"{out} exists already{kind and f' and is {kind}'}; choose another --out or delete it")
 
 
@@ -246,14 +238,14 @@ def in_making(out: Path) -> Iterator[Path]:
     Busy where another process makes ``out``; InputError where nothing can be written.
     """
     making = out.with_name(f".{out.name}.making")
-    with alone_in_folder(out, "makes"):
+    with files.alone_in_folder(out, "makes"):
         shutil.rmtree(making, ignore_errors=True)  # of a process that was killed
         try:
-            with file_errors(f"cannot write {out}", SPACE):
+            with files.file_errors(f"cannot write {out}", SPACE):
                 making.mkdir()
             yield making
-            with file_errors(f"cannot write {out}", SPACE):
-                rename_all({making: out})
+            with files.file_errors(f"cannot write {out}", SPACE):
+                files.rename_all({making: out})
         finally:
             shutil.rmtree(making, ignore_errors=True)
 
@@ -268,7 +260,7 @@ def _write(
     check: Callable[[], None],
 ) -> None:
     """Fill the folder that becomes ``out``, unless ``check`` raises."""
-    with file_errors(f"cannot write {out}", SPACE):
+    with files.file_errors(f"cannot write {out}", SPACE):
         entries: list[MemberEntry] = []
         for run, entry in zip(runs, manifest.members, strict=True):
             folder = making / entry.folder
@@ -278,8 +270,8 @@ def _write(
                 shutil.copyfile(source, folder / name)
             entries.append(replace(entry, checksums={name: checksum(folder / name) for name in MEMBER_FILES}))
         write_manifest(replace(manifest, members=tuple(entries)), making)
-        write_sealed(making / "evaluation.json", evaluation.to_json())
+        files.write_sealed(making / "evaluation.json", evaluation.to_json())
         content = BytesIO()
         np.savez_compressed(content, allow_pickle=False, **arrays)
-        write_atomically(making / "evaluation.npz", content.getvalue())
+        files.write_atomically(making / "evaluation.npz", content.getvalue())
         check()

@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import Float
 from numpy.typing import NDArray
 
+from hydragnn.ensemble.estimates import metrics
 from hydragnn.ensemble.estimates.calibration.cross_validation import graph_scores, shares
 from hydragnn.ensemble.estimates.calibration.forms import GrowthForm, forms
 from hydragnn.ensemble.estimates.calibration.numbers import (
@@ -22,13 +23,6 @@ from hydragnn.ensemble.estimates.calibration.numbers import (
 )
 from hydragnn.ensemble.estimates.calibration.protocol import AnyCalibration, Distance, Labels, Owners, with_fold_scores
 from hydragnn.ensemble.estimates.estimate import CandidateEvidence, Counts, Estimate, Labelled, Members, Weights
-from hydragnn.ensemble.estimates.metrics import (
-    gaussian_crps,
-    gaussian_nll,
-    miscalibration_area,
-    point_metrics,
-    rank_correlation,
-)
 from hydragnn.ensemble.estimates.moments import Array, MixtureMoments, total_variance
 from hydragnn.graphs.field import Field
 from hydragnn.models import Distribution, Number, Point, Target
@@ -171,7 +165,7 @@ class NumberEstimate(Estimate):
 
     def scores(self, values: Float[Array, "items *shape"], labels: Labels) -> dict[str, float]:
         """Return MAE, RMSE and R2."""
-        return point_metrics(labels.reshape(-1, self.field.width), values.reshape(-1, self.field.width))
+        return metrics.point_metrics(labels.reshape(-1, self.field.width), values.reshape(-1, self.field.width))
 
     def uncertainty_scores(self, labels: Labels) -> dict[str, float]:
         """Return scores of the uncertainty, as far as it is known.
@@ -193,11 +187,11 @@ class NumberEstimate(Estimate):
             intervals["coverage"] = float(np.mean(((lower <= y) & (y <= upper))[known]))
             intervals["interval_width"] = float(np.mean((upper - lower)[known]))
         return {
-            "crps": float(np.mean(gaussian_crps(y, mean, std))),
-            "nll": float(np.mean(gaussian_nll(y, mean, std))),
+            "crps": float(np.mean(metrics.gaussian_crps(y, mean, std))),
+            "nll": float(np.mean(metrics.gaussian_nll(y, mean, std))),
             **intervals,
-            "miscalibration_area": miscalibration_area(y, mean, std),
-            "spearman": rank_correlation(error[compared], spread[compared]),
+            "miscalibration_area": metrics.miscalibration_area(y, mean, std),
+            "spearman": metrics.rank_correlation(error[compared], spread[compared]),
         }
 
     def rows(self, labels: Labels, graph: Owners) -> dict[str, NDArray[Any]]:

@@ -24,14 +24,9 @@ from hydragnn.distributed.finishing import Late, finish_together, once
 from hydragnn.distributed.graph_ranks import DONE, FAILED, GraphGroup, join_graph_group
 from hydragnn.distributed.group import Group, join_leaders, worker_group
 from hydragnn.ensemble.members.plan import chunks_of, default_budget, device_limits
+from hydragnn.ensemble.prediction import reporting
 from hydragnn.ensemble.prediction.job import Inputs, PredictionJob, branch_for, check_same
-from hydragnn.ensemble.prediction.reporting import (
-    PredictionResult,
-    check_plan,
-    moving_bar,
-    plan_line,
-    prediction_result,
-)
+from hydragnn.ensemble.prediction.reporting import PredictionResult
 from hydragnn.ensemble.prediction.rules import digest_of, rules_for
 from hydragnn.ensemble.prediction.schedule import Schedule, make_schedule
 from hydragnn.ensemble.prediction.work import Joiner, PredictionWorker
@@ -163,7 +158,7 @@ def begin(inputs: Inputs, lock: ExitStack) -> dict[str, Any]:
         if os.path.lexists(final):  # a broken link is somebody's, too
             raise InputError(f"{final} exists already; choose another --out or delete it")
     parts = job.parts
-    check_plan(job.plan)
+    reporting.check_plan(job.plan)
     with parts.entered(lock, resume=job.resume) as fresh:
         if is_store(job.sources[0]):
             store = inputs.store
@@ -212,7 +207,7 @@ def _predict_opened(
         if group.rank == 0:
             write_json(parts.folder / "plan.json", schedule.plan)
             if not quiet:
-                print(plan_line(schedule.plan), file=sys.stderr, flush=True)
+                print(reporting.plan_line(schedule.plan), file=sys.stderr, flush=True)
                 is_known = is_store(job.sources[0]) or job.sources[0].suffix == ".toml"
                 for note in filter(None, (ensemble.caveat, "" if is_known else ensemble.doubt_about_structures)):
                     print_note(note)
@@ -233,7 +228,7 @@ def _predict_opened(
         return None
     group.wrote = True
     spent = {"preparing": ready - started, "predicting": worked - ready, "writing": time.perf_counter() - worked}
-    result = prediction_result(job, schedule, counts, group.notes("done"), spent)
+    result = reporting.prediction_result(job, schedule, counts, group.notes("done"), spent)
     parts.delete(joiner.names if job.keep_parts else ())
     return result
 
@@ -260,7 +255,7 @@ def work_through(
 
     worker.start()
     stops = np.cumsum([task.stop - task.first for task in tasks])
-    with moving_bar(schedule.units, show) as move:
+    with reporting.moving_bar(schedule.units, show) as move:
         while (number := group.take("tasks", len(tasks))) is not None:
             move(int(stops[number]))
             worker.do(tasks[number])

@@ -19,16 +19,8 @@ from hydragnn.hpo.controller import trial_folder
 from hydragnn.hpo.folder import SAMPLER_LOG
 from hydragnn.hpo.scheduling.events import Event, Failed, Opened, Proposed, Reached, Stopping, node_of
 from hydragnn.hpo.scheduling.scheduler import State
-from hydragnn.hpo.status.facts import (
-    ENDINGS,
-    CampaignStatus,
-    Costs,
-    Follower,
-    counts_text,
-    duration,
-    status_of,
-    values_line,
-)
+from hydragnn.hpo.status import facts
+from hydragnn.hpo.status.facts import CampaignStatus
 from hydragnn.hpo.status.timeline import USES, FaultRow, TimelineBuilder, local_nodes, short
 from hydragnn.record import read_record
 
@@ -44,7 +36,7 @@ WORDS: dict[str, str] = {
     "running": "running",
     "silent": "no sign of life",
     "begun": "begun, nothing has happened yet",
-    **ENDINGS,
+    **facts.ENDINGS,
 }
 
 
@@ -109,7 +101,7 @@ class CampaignView:
     def _status(self) -> tuple[CampaignStatus, float]:
         """Return the status now, and the time of the next."""
         begun = self._clock()
-        status = status_of(self._builder, self._out, self._now)
+        status = facts.status_of(self._builder, self._out, self._now)
         return status, begun + max(PAUSE, (self._clock() - begun) / BUSY)
 
 
@@ -123,7 +115,7 @@ def show_status(
 ) -> None:
     """Print the status of a campaign; with ``watch``, until its end."""
     console = console or PlainConsole()
-    follower = Follower(folder)
+    follower = facts.Follower(folder)
     brief, live = False, watch and not as_json and console.is_terminal
     with Live(console=console, auto_refresh=False) if live else nullcontext() as screen:
         while True:
@@ -136,7 +128,7 @@ def show_status(
             else:
                 table = status_table(status, running_lines(follower.builder.state, folder))
                 console.print(table) if screen is None else screen.update(table, refresh=True)
-            if not watch or status.status in ENDINGS:
+            if not watch or status.status in facts.ENDINGS:
                 return
             brief = True
             sleep(INTERVAL)
@@ -166,7 +158,7 @@ def running_lines(state: State, folder: Path) -> list[str]:
             speed = f", {record.cost.graphs_per_second:.0f} graphs/s" if record.cost.graphs_per_second else ""
             speed += "" if record.usage.busy is None else f", {100 * record.usage.busy:.0f} % busy"
         until = state.plan.rungs[min(len(trial.results), len(state.plan.rungs) - 1)]
-        lines.append(f"trial {trial.number}: epoch {epochs} of {until}{speed}; {values_line(trial.values)}")
+        lines.append(f"trial {trial.number}: epoch {epochs} of {until}{speed}; {facts.values_line(trial.values)}")
     return lines
 
 
@@ -178,9 +170,9 @@ def status_rows(status: CampaignStatus) -> dict[str, list[str]]:
         sampler.append(
             f"had no configuration in time for {status.stand_ins} trial(s), which were drawn at random; if it failed, {log} says why"
         )
-    state = f"{WORDS[status.status]}, {duration(status.seconds)} of campaign"
+    state = f"{WORDS[status.status]}, {facts.duration(status.seconds)} of campaign"
     if status.status == "silent":
-        silence = duration(status.silence)
+        silence = facts.duration(status.silence)
         state += f"; nothing since {silence}: if its controller is gone, continue with --resume"
     out = _first(nodes.quarantined)
     rows = {
@@ -188,7 +180,7 @@ def status_rows(status: CampaignStatus) -> dict[str, list[str]]:
         "status": [state],
         "trials": [_trials_text(status)],
         "best": [
-            f"trial {best.trial}: {_numbers(best.value, best.others)} ({values_line(best.values)})"
+            f"trial {best.trial}: {_numbers(best.value, best.others)} ({facts.values_line(best.values)})"
             if best is not None
             else "no result yet"
         ],
@@ -200,7 +192,7 @@ def status_rows(status: CampaignStatus) -> dict[str, list[str]]:
                 else "no finished trial meets all bounds; the best is nearest"
             ),
             *(
-                f"trial {one.trial}: {_numbers(one.value, one.others)} ({values_line(one.values)})"
+                f"trial {one.trial}: {_numbers(one.value, one.others)} ({facts.values_line(one.values)})"
                 for one in status.front[:FRONT]
             ),
             *([f"and {len(status.front) - FRONT} more (hydragnn report)"] if len(status.front) > FRONT else []),
@@ -227,7 +219,7 @@ def status_rows(status: CampaignStatus) -> dict[str, list[str]]:
 def status_line(status: CampaignStatus) -> str:
     """Return the status in one line."""
     parts = [
-        f"{duration(status.seconds)}: {WORDS[status.status]}",
+        f"{facts.duration(status.seconds)}: {WORDS[status.status]}",
         f"trials {_trials_text(status)}",
         "no result yet"
         if status.best is None
@@ -245,7 +237,7 @@ def _numbers(value: float, others: Sequence[float]) -> str:
 
 def _trials_text(status: CampaignStatus) -> str:
     count = sum(status.trials.values()) - status.trials["asked"]
-    counts = counts_text(status.trials)
+    counts = facts.counts_text(status.trials)
     return f"{count} of {status.planned}" + (f": {counts}" if counts else "")
 
 
@@ -257,7 +249,7 @@ def _goodput_text(status: CampaignStatus) -> str:
 
 
 def _amount(hours: float, noun: str) -> str:
-    return f"{hours:.3g} {noun}-hours" if hours >= 1 else f"{duration(3600 * hours)} of {noun} time"
+    return f"{hours:.3g} {noun}-hours" if hours >= 1 else f"{facts.duration(3600 * hours)} of {noun} time"
 
 
 def _first(names: Sequence[str]) -> str:
@@ -285,7 +277,7 @@ def _moment(seconds: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
 
 
-def _costs_text(costs: Costs) -> str:
+def _costs_text(costs: facts.Costs) -> str:
     if costs.error is None:
         return f"{costs.measured} trial(s) measured, too few to predict others"
     text = f"seconds per epoch predicted within {100 * costs.error:.0f} % on average, from {costs.measured} trials"
@@ -299,7 +291,7 @@ def _costs_text(costs: Costs) -> str:
 def _forecast_text(status: CampaignStatus) -> str:
     if status.forecast is None:
         return ""
-    rest = duration(status.forecast.seconds)
+    rest = facts.duration(status.forecast.seconds)
     if status.forecast.by == "finished":
         return f"about {rest} left"
     return f"{status.forecast.by.replace('_', '-')} end it in {rest}, before all trials are done"
@@ -313,7 +305,7 @@ def event_line(state: State, event: Event) -> str:
             rungs = ", ".join(map(str, state.plan.rungs))
             return f"{event.plan.trials} trials on {slots_text(event.slots)}, rungs {rungs}{note}"
         case Proposed():
-            return f"trial {event.trial}: {values_line(state.trials[event.trial].values)}"
+            return f"trial {event.trial}: {facts.values_line(state.trials[event.trial].values)}"
         case Reached():
             trial = state.trials[event.trial]
             word = "finished" if trial.status == "finished" else "reached a rung"

@@ -8,19 +8,9 @@ import numpy as np
 import pydantic
 from jaxtyping import Float, Int
 
+from hydragnn.ensemble.estimates.calibration import forms
 from hydragnn.ensemble.estimates.calibration.corrections import NONE, fit_corrections
 from hydragnn.ensemble.estimates.calibration.cross_validation import cross_interval
-from hydragnn.ensemble.estimates.calibration.forms import (
-    CONSTANT,
-    GROWTH,
-    TINY,
-    Component,
-    GrowthForm,
-    LabelledRows,
-    ScaleRows,
-    choose_form,
-    unit_component,
-)
 from hydragnn.ensemble.estimates.calibration.protocol import AnyCalibration, check_calibration
 from hydragnn.ensemble.estimates.moments import Array, MixtureMoments, isotropic
 from hydragnn.graphs.field import Field
@@ -33,8 +23,8 @@ class Calibration(AnyCalibration):
 
     method: Literal["spread", "absolute"]
     """spread: the scale is the members' spread with its form as an addition and floor; absolute: the form alone."""
-    components: tuple[Component, ...]
-    form: GrowthForm = CONSTANT
+    components: tuple[forms.Component, ...]
+    form: forms.GrowthForm = forms.CONSTANT
 
     def fits(self, field: Field) -> bool:
         """Return True where the number of components is that of the field."""
@@ -89,22 +79,24 @@ class ScoreScale:
 
     follows: bool
     """True where the scale follows the members' spread."""
-    form: GrowthForm
-    components: tuple[Component, ...]
+    form: forms.GrowthForm
+    components: tuple[forms.Component, ...]
     """With scale 1 and quantile 0."""
 
 
-def fit_scale(rows: LabelledRows, candidates: Sequence[GrowthForm], *, by_thirds: bool = False) -> ScoreScale:
+def fit_scale(
+    rows: forms.LabelledRows, candidates: Sequence[forms.GrowthForm], *, by_thirds: bool = False
+) -> ScoreScale:
     """Return the scale with the best candidate, and corrections by thirds; it uses any spread.
 
     Scores do not decide on the spread: it may not pay on graphs like those of training, and elsewhere nothing else widens.
     """
     follows = bool((rows.spread > 0).any(axis=0).all())
     candidates = [form for form in candidates if follows or not form.shared]
-    form = choose_form(rows, candidates, follows) if len(candidates) > 1 else candidates[0]
+    form = forms.choose_form(rows, candidates, follows) if len(candidates) > 1 else candidates[0]
     components = []
     for c in range(rows.error.shape[1]):
-        component, own = unit_component(rows, c, form, follows), rows.labelled(c)
+        component, own = forms.unit_component(rows, c, form, follows), rows.labelled(c)
         if by_thirds and len(own.graph):
             scores = np.abs(own.error[:, c]) / component.corrected(own, c, form, follows)
             corrections = fit_corrections(scores, own.nodes, own.magnitude[:, c], own.graph)
@@ -133,14 +125,16 @@ def fit_calibration(
     rows = labelled_rows(
         field, target, moments, graph, np.ones(len(target), dtype=np.int64) if nodes is None else nodes
     )
-    scale = scale or fit_scale(rows, [CONSTANT])
-    assert nodes is not None or not GROWTH[scale.form.kind].extensive, "this form needs the nodes of every item's graph"
+    scale = scale or fit_scale(rows, [forms.CONSTANT])
+    assert nodes is not None or not forms.GROWTH[scale.form.kind].extensive, (
+        "this form needs the nodes of every item's graph"
+    )
     components, guarantees = [], []
     for c, component in enumerate(scale.components):
         own = rows.labelled(c)
         check_calibration(field, nominal, len(own.graph))
         trusted = component.corrected(own, c, scale.form, scale.follows)
-        factor = max(float(np.sqrt(np.mean((own.error[:, c] / trusted) ** 2))), TINY)  # of largest likelihood
+        factor = max(float(np.sqrt(np.mean((own.error[:, c] / trusted) ** 2))), forms.TINY)  # of largest likelihood
         quantile, guaranteed = conformal_quantile(np.abs(own.error[:, c]) / (factor * trusted), own.graph, nominal)
         components.append(replace(component, scale=factor, quantile=quantile))
         guarantees.append(guaranteed)
@@ -159,7 +153,7 @@ def turning_axes(field: Field) -> tuple[int, ...]:
     return {"scalar": (), "vector": (-1,), "tensor": (-2, -1)}[field.parity]
 
 
-def rows_of(field: Field, moments: MixtureMoments, nodes: Int[np.ndarray, " items"]) -> ScaleRows:
+def rows_of(field: Field, moments: MixtureMoments, nodes: Int[np.ndarray, " items"]) -> forms.ScaleRows:
     """Return spread, magnitude and nodes of items as [rows, components to calibrate]."""
     magnitude, axes = np.abs(moments.mean), turning_axes(field)
     if axes:
@@ -168,7 +162,7 @@ def rows_of(field: Field, moments: MixtureMoments, nodes: Int[np.ndarray, " item
     spread = np.sqrt(isotropic(moments, axes).variance)
     repeats = field.width if axes else 1
     spread, magnitude = (one.reshape(len(nodes) * repeats, field.width // repeats) for one in (spread, magnitude))
-    return ScaleRows(spread=spread, magnitude=magnitude, nodes=np.repeat(nodes.astype(np.float64), repeats))
+    return forms.ScaleRows(spread=spread, magnitude=magnitude, nodes=np.repeat(nodes.astype(np.float64), repeats))
 
 
 def labelled_rows(
@@ -177,10 +171,10 @@ def labelled_rows(
     moments: MixtureMoments,
     graph: Int[np.ndarray, " items"],
     nodes: Int[np.ndarray, " items"],
-) -> LabelledRows:
+) -> forms.LabelledRows:
     """Return the rows of labelled items with their errors."""
     rows = rows_of(field, moments, nodes)
-    return LabelledRows(
+    return forms.LabelledRows(
         spread=rows.spread,
         magnitude=rows.magnitude,
         nodes=rows.nodes,

@@ -13,17 +13,7 @@ from numpy.typing import NDArray
 from hydragnn.base.errors import as_missing
 from hydragnn.base.shown import csv_cell
 from hydragnn.ensemble.estimates.predictions import estimates_of
-from hydragnn.ensemble.prediction.formats.sink import (
-    Block,
-    Column,
-    Heading,
-    Piece,
-    Sink,
-    joined,
-    lines_array,
-    size_of,
-    texts,
-)
+from hydragnn.ensemble.prediction.formats import sink
 from hydragnn.graphs.field import Location
 
 PLACES: tuple[Location, ...] = ("node", "edge")
@@ -33,7 +23,7 @@ ROW_GROUP = 1 << 24
 """Bytes of rows that Parquet writes at once, at least."""
 
 
-class CsvSink(Sink):
+class CsvSink(sink.Sink):
     """One line per graph."""
 
     suffix = ".csv"
@@ -52,7 +42,7 @@ class CsvSink(Sink):
         for place, titles in self.titles.items():
             self.files[place].write(_lines([_cells(titles)]).tobytes())
 
-    def piece(self, block: Block) -> Piece:
+    def piece(self, block: sink.Block) -> sink.Piece:
         """Return the lines of graphs, of their nodes and of their edges."""
         columns = {name: _cells(column) for name, column in self.columns(block).items()}
         return {
@@ -60,16 +50,16 @@ class CsvSink(Sink):
             for place, titles in self.titles.items()
         }
 
-    def columns(self, block: Block) -> dict[str, Column]:
+    def columns(self, block: sink.Block) -> dict[str, sink.Column]:
         """Return the columns of all tables, by table and name."""
         predictions, (senders, receivers) = block.predictions, block.edge_ends()
         counts = predictions.nodes_per_graph
         nodes = [np.arange(0)] + [np.arange(count) for count in counts.tolist()]
-        columns: dict[str, Column] = {
+        columns: dict[str, sink.Column] = {
             "graph/graph": block.numbers,
-            "graph/name": texts(predictions.names),
-            "graph/status": texts(predictions.status),
-            "graph/domain": texts(predictions.domain),
+            "graph/name": sink.texts(predictions.names),
+            "graph/status": sink.texts(predictions.status),
+            "graph/domain": sink.texts(predictions.domain),
             "graph/domain_score": predictions.domain_score,
             "graph/nodes": counts,
             "node/node": np.concatenate(nodes),
@@ -86,7 +76,7 @@ class CsvSink(Sink):
                 columns |= {f"{place}/{target.name}{s}_{quantity}": own for s, own in zip(suffixes, values.T.copy())}
         return {f"{place}/{one}": columns[f"{place}/{one}"] for place, own in self.titles.items() for one in own}
 
-    def write(self, piece: Piece) -> None:
+    def write(self, piece: sink.Piece) -> None:
         """Append lines."""
         for place, lines in piece.items():
             self.files[place].write(np.asarray(lines).tobytes())
@@ -121,26 +111,26 @@ class ParquetSink(CsvSink):
 
     suffix = ".parquet"
 
-    def __init__(self, path: Path, heading: Heading, folder: Path | None = None) -> None:
+    def __init__(self, path: Path, heading: sink.Heading, folder: Path | None = None) -> None:
         """Raise MissingPackageError without pyarrow."""
         super().__init__(path, heading, folder)
         with as_missing("pyarrow", "parquet", f"--out {path}"):
             import pyarrow
             from pyarrow import parquet
         self.arrow, self.parquet = pyarrow, parquet
-        self.writers, self.waiting = dict[str, Any](), list[Piece]()
+        self.writers, self.waiting = dict[str, Any](), list[sink.Piece]()
 
     def open(self) -> None:
         """Begin without files."""
 
-    def piece(self, block: Block) -> Piece:
+    def piece(self, block: sink.Block) -> sink.Piece:
         """Return the columns of all tables, by table and name."""
         return self.columns(block)
 
-    def write(self, piece: Piece) -> None:
+    def write(self, piece: sink.Piece) -> None:
         """Keep rows until they are worth a group."""
         self.waiting.append(piece)
-        if sum(map(size_of, self.waiting)) > ROW_GROUP:
+        if sum(map(sink.size_of, self.waiting)) > ROW_GROUP:
             self._write()
 
     def close(self, *, complete: bool) -> None:
@@ -152,7 +142,7 @@ class ParquetSink(CsvSink):
 
     def _write(self) -> None:
         """Write the rows that wait, as a group of each table."""
-        piece, self.waiting = joined(self.waiting), []
+        piece, self.waiting = sink.joined(self.waiting), []
         for (place, titles), path in zip(self.titles.items(), self.temporaries):
             arrays = [self.arrow.array(piece[f"{place}/{title}"], from_pandas=True) for title in titles]
             table = self.arrow.Table.from_arrays(arrays, names=titles)
@@ -165,10 +155,10 @@ class ParquetSink(CsvSink):
 def _lines(rows: Iterable[Sequence[Any]]) -> NDArray[np.uint8]:
     text = StringIO(newline="")
     csv.writer(text).writerows(rows)
-    return lines_array(text.getvalue())
+    return sink.lines_array(text.getvalue())
 
 
-def _cells(column: Column) -> list[Any]:
+def _cells(column: sink.Column) -> list[Any]:
     """Return cells of a column; empty for unknown numbers."""
     if isinstance(column, list):
         return [csv_cell(cell) for cell in column]
