@@ -13,7 +13,7 @@ from hydragnn.datasets.formats.memory import field_named
 from hydragnn.datasets.normalisation import Normalisation, Scale
 from hydragnn.datasets.split import species_counts
 from hydragnn.datasets.store import GraphStore
-from hydragnn.datasets.survey import BLOCK, FieldSummary, Survey, merge_summaries
+from hydragnn.datasets.survey import BLOCK, FieldSummary, Survey, joint_summary
 from hydragnn.graphs.field import ATOMIC_NUMBERS, Field, is_labelled
 from hydragnn.graphs.units import label_factors
 
@@ -111,7 +111,8 @@ def _scales_with_total(scales: Mapping[str, Scale], total: str, fields: Sequence
 
 def joint_scale(summaries: Sequence[FieldSummary], field: Field) -> Scale:
     """Return the scale of an input that several data sets share."""
-    return _scale_of(merge_summaries(summaries), field)
+    rows = [np.concatenate([[each.squares], each.items, each.mean, each.deviations]) for each in summaries]
+    return _scale_of(joint_summary(np.stack(rows), field.width), field)
 
 
 def _scale_of(summary: FieldSummary, field: Field, *, centred: bool = True) -> Scale:

@@ -97,11 +97,8 @@ class SplitSettings(Settings):
             return value
         if {"kind", "field"} & value.keys():
             raise ValueError("group stands for kind and field; remove it, or both of them")
-        return {
-            **{key: setting for key, setting in value.items() if key != "group"},
-            "kind": "group",
-            "field": value["group"],
-        }
+        others = {key: setting for key, setting in value.items() if key != "group"}
+        return {**others, "kind": "group", "field": value["group"]}
 
     @model_validator(mode="after")
     def _check(self) -> "SplitSettings":

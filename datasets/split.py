@@ -55,12 +55,8 @@ def make_split(store: GraphStore, settings: SplitSettings) -> Split:
         units, split = "windows", _by_time(graph_values(store, TIME_SPAN), settings)
     else:
         split = _given_parts(store, settings) if labels is None else _by_label(labels(store, field), settings)
-    needed = {
-        "train": True,
-        "valid": True,
-        "calibration": bool(settings.calibration),
-        "test": labels is not None and asked < 1 - 1e-9,
-    }
+    needed = {"train": True, "valid": True, "calibration": bool(settings.calibration)}
+    needed["test"] = labels is not None and asked < 1 - 1e-9
     for name, count in split.counts.items():
         if count == 0 and needed[name]:
             if settings.kind == "given":

@@ -4,7 +4,7 @@ A pass goes block by block. Several processes share the blocks and merge them in
 bits however many there are.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -88,7 +88,7 @@ class Survey:
         if field.name not in self._known:
             blocks = -(-len(self.store) // BLOCK)
             rows = self.rows(blocks, 1 + 3 * field.width, lambda block: self._row(field, block))
-            self._known[field.name] = _merge(rows, field.width)
+            self._known[field.name] = joint_summary(rows, field.width)
         return self._known[field.name]
 
     def _row(self, field: Field, block: int) -> NDArray[np.float64]:
@@ -115,8 +115,8 @@ class Survey:
         return numbers
 
 
-def _merge(rows: Float64[ndarray, "blocks numbers"], width: int) -> FieldSummary:
-    """The summary of all blocks, in their order: Chan et al. 1979."""
+def joint_summary(rows: Float64[ndarray, "blocks numbers"], width: int) -> FieldSummary:
+    """Return the summary of all blocks, in their order: Chan et al. 1979."""
     items, mean, deviations, squares = np.zeros(width, dtype=np.int64), np.zeros(width), np.zeros(width), 0.0
     for row in rows:
         (count, block_mean, own), squares = row[1:].reshape(3, width), squares + float(row[0])
@@ -124,9 +124,3 @@ def _merge(rows: Float64[ndarray, "blocks numbers"], width: int) -> FieldSummary
         deviations = deviations + own + np.square(shift) * (items * count / np.maximum(total, 1))
         mean, items = mean + shift * (count / np.maximum(total, 1)), total
     return FieldSummary(items=items, mean=mean, deviations=deviations, squares=squares)
-
-
-def merge_summaries(summaries: Sequence[FieldSummary]) -> FieldSummary:
-    """Return the summary of several data sets together."""
-    rows = [np.concatenate([[each.squares], each.items, each.mean, each.deviations]) for each in summaries]
-    return _merge(np.stack(rows), len(summaries[0].mean))

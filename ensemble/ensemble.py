@@ -377,8 +377,7 @@ class Ensemble(Shown):
         )
 
     def _predict_screened(self, read: screening.Screened) -> Predictions:
-        members = self.members
-        return self.combine(read, [screening.outcome_of(member, read) for member in members])
+        return self.combine(read, [screening.outcome_of(member, read) for member in self.members])
 
     def combine(self, read: screening.Screened, outcomes: Sequence[MemberOutcome]) -> Predictions:
         """Return outcomes of members as one prediction with intervals and flags.

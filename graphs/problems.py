@@ -69,13 +69,9 @@ def graph_problems(
     wrong = {position for position, _ in findings}
     fine = [graph for graph in range(batch.num_graphs) if graph not in wrong]
     sound = batch.select(fine) if wrong else batch
-    sound_checks = (
-        _wrong_images(sound, cutoff),
-        _wrong_nuclei(sound, cutoff, angstrom),
-        _contradictions(sound),
-        _wrong_clusters(sound),
-    )
-    findings += [(fine[place], problem) for check in sound_checks for place, problem in check]
+    of_sound = [*_wrong_images(sound, cutoff), *_wrong_nuclei(sound, cutoff, angstrom)]
+    of_sound += [*_contradictions(sound), *_wrong_clusters(sound)]
+    findings += [(fine[place], problem) for place, problem in of_sound]
     for position, problem in [*findings, *_missing_fields(batch, needed)]:
         number = position if numbers is None else numbers[position]
         by_graph.setdefault(position, f"{graph_label(batch, position, int(number))}{problem}")
@@ -129,13 +125,9 @@ def edge_problems(batch: GraphBatch) -> Iterator[Finding]:
 
 
 def _not_finite_geometry(batch: GraphBatch) -> Iterator[Finding]:
-    checked: list[tuple[str, Tensor, Location]] = [
-        ("positions", batch.positions, "node"),
-        ("edge_shifts", batch.edge_shifts, "edge"),
-        ("cell", batch.cell, "graph"),
-    ]
-    for name, values, on in checked:
-        yield from not_finite(name, values, batch.offsets(on).cpu().numpy(), "remove the graph")
+    places: dict[str, Location] = {"positions": "node", "edge_shifts": "edge", "cell": "graph"}
+    for name, on in places.items():
+        yield from not_finite(name, getattr(batch, name), batch.offsets(on).cpu().numpy(), "remove the graph")
 
 
 def _singular_cells(batch: GraphBatch) -> Iterator[Finding]:

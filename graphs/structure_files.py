@@ -3,7 +3,7 @@
 import re
 import warnings
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import partial
 from itertools import islice, repeat
 from pathlib import Path
@@ -145,10 +145,5 @@ def _crystals(path: Path) -> Iterator[Any]:
         yield atoms
 
 
-READERS: dict[str, Callable[[Path], Iterator[Any]]] = {
-    "pymatgen": pymatgen_structures,
-    "sdf": molecules_of_sdf,
-    "cif": _crystals,
-    "qm9": molecule_of_qm9,
-}
+READERS = {"pymatgen": pymatgen_structures, "sdf": molecules_of_sdf, "cif": _crystals, "qm9": molecule_of_qm9}
 """Readers of formats that ASE does not read, or not in full."""

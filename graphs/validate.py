@@ -373,13 +373,10 @@ def _check_indices(batch: GraphBatch) -> None:
 
 
 def _check_geometry(batch: GraphBatch) -> None:
-    expected = {
-        "positions": (batch.positions, (batch.num_nodes, batch.dim)),
-        "edge_shifts": (batch.edge_shifts, (batch.num_edges, batch.dim)),
-        "cell": (batch.cell, (batch.num_graphs, 3, 3)),
-        "periodic": (batch.periodic, (batch.num_graphs, 3)),
-    }
-    for what, (value, shape) in expected.items():
+    shapes: dict[str, tuple[int, ...]] = {"cell": (batch.num_graphs, 3, 3), "periodic": (batch.num_graphs, 3)}
+    shapes |= {"positions": (batch.num_nodes, batch.dim), "edge_shifts": (batch.num_edges, batch.dim)}
+    for what, shape in shapes.items():
+        value = getattr(batch, what)
         if tuple(value.shape) != shape:
             raise InputError(f"{what}: shape {tuple(value.shape)} is not {shape}; rebuild the batch")
         if value.is_floating_point() == (what == "periodic"):

@@ -29,12 +29,8 @@ from hydragnn.hpo.space.points import Space
 
 NAME = "optuna.log"
 INTERVAL = 0.25  # seconds between two flushes
-OUTCOMES = {
-    "finished": TrialState.COMPLETE,
-    "pruned": TrialState.PRUNED,
-    "failed": TrialState.FAIL,
-    "lost": TrialState.FAIL,
-}
+OUTCOMES = {"finished": TrialState.COMPLETE, "pruned": TrialState.PRUNED}
+OUTCOMES |= dict.fromkeys(("failed", "lost"), TrialState.FAIL)
 
 
 class StudyLog:

@@ -59,14 +59,8 @@ def read_inp(path: Path, settings: MapSettings) -> GraphBatch:
     return grains_of_mesh(mesh, np.unique(np.concatenate(owner), return_inverse=True)[1], str(path))
 
 
-READERS = {
-    ".ctf": read_ctf,
-    ".ang": read_ang,
-    ".dream3d": read_dream3d,
-    ".tess": read_tess,
-    ".tesr": read_tesr,
-    ".inp": read_inp,
-}
+READERS = {".ctf": read_ctf, ".ang": read_ang, ".dream3d": read_dream3d}
+READERS |= {".tess": read_tess, ".tesr": read_tesr, ".inp": read_inp}
 READERS |= dict.fromkeys((".h5", ".hdf5", ".h5ebsd"), read_hdf5)
 MAPS: tuple[str, ...] = (".ctf", ".ang", ".dream3d", ".h5", ".hdf5", ".h5ebsd")
 TAKEN_BY = dict.fromkeys(("threshold", "smallest", "phases", "spacing", "periodic"), MAPS)

@@ -105,9 +105,8 @@ class ClassEstimate(Estimate):
     @classmethod
     def absent(cls, target: Target, members: int, *, calibrated: bool) -> frozenset[str]:
         """Return ``epistemic`` for one member, ``set`` without a calibration."""
-        return frozenset(
-            name for name, is_available in {"epistemic": members > 1, "set": calibrated}.items() if not is_available
-        )
+        facts = {"epistemic": members > 1, "set": calibrated}
+        return frozenset(name for name, is_known in facts.items() if not is_known)
 
     @classmethod
     def calibration(

@@ -24,11 +24,8 @@ def point_metrics(
     error = mean - target
     spread = float(np.mean((target - target.mean(axis=0)) ** 2))
     mse = float(np.mean(error**2))
-    return {
-        "mae": float(np.mean(np.abs(error))),
-        "rmse": math.sqrt(mse),
-        "r2": 1.0 - mse / spread if spread > 0 else 0.0,
-    }
+    explained = 1.0 - mse / spread if spread > 0 else 0.0
+    return {"mae": float(np.mean(np.abs(error))), "rmse": math.sqrt(mse), "r2": explained}
 
 
 def volume_scores(

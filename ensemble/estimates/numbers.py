@@ -73,13 +73,8 @@ class NumberEstimate(Estimate):
     def absent(cls, target: Target, members: int, *, calibrated: bool) -> frozenset[str]:
         """Return the quantities that one member or no calibration leaves unknown."""
         points = members == 1 and target.distribution is Point
-        facts = {
-            "std": calibrated or not points,
-            "epistemic": members > 1,
-            "aleatoric": not points,
-            "lower": calibrated,
-            "upper": calibrated,
-        }
+        facts = {"std": calibrated or not points, "epistemic": members > 1, "aleatoric": not points}
+        facts |= dict.fromkeys(("lower", "upper"), calibrated)
         return frozenset(name for name, is_known in facts.items() if not is_known)
 
     @classmethod

@@ -29,14 +29,7 @@ def example(potential: PlainPotential) -> tuple[Tensor, ...]:
     )
 
 
-SYMBOLIC: Sequence[dict[int, str]] = (
-    {0: "atoms"},
-    {0: "atoms"},
-    {0: "structures"},
-    {1: "edges"},
-    {0: "edges"},
-    {0: "atoms"},
-)
+SYMBOLIC = ({0: "atoms"}, {0: "atoms"}, {0: "structures"}, {1: "edges"}, {0: "edges"}, {0: "atoms"})
 """Dimensions of the inputs that vary."""
 
 

@@ -23,12 +23,7 @@ from hydragnn.ensemble.reading.structures import reads_atoms
 from hydragnn.graphs.units import length_in_angstrom
 from hydragnn.record import read_record
 
-FORMATS: dict[str, Callable[[Path, Heading, Path], Sink]] = {
-    ".h5": Hdf5Sink,
-    ".csv": CsvSink,
-    ".parquet": ParquetSink,
-    ".xyz": XyzSink,
-}
+FORMATS: dict[str, type[Sink]] = {".h5": Hdf5Sink, ".csv": CsvSink, ".parquet": ParquetSink, ".xyz": XyzSink}
 
 LONGEST_NAME = 200
 """Bytes in the name of a file of predictions; file systems take 255 with what is added to it."""

@@ -95,10 +95,8 @@ class Allocation:
         >>> str(Allocation(by="slurm", nodes=(*alike(["a"], 8, 4), *alike(["b", "c"], 4))))
         '1 node with 8 cores and 4 GPUs, 2 nodes with 4 cores and 0 GPUs'
         """
-        counts, has_gpus = (
-            Counter((node.cores, node.gpus) for node in self.nodes),
-            any(node.gpus for node in self.nodes),
-        )
+        counts = Counter((node.cores, node.gpus) for node in self.nodes)
+        has_gpus = any(node.gpus for node in self.nodes)
         return ", ".join(
             f"{count} node{'s' * (count > 1)} with {cores} cores{f' and {gpus} GPUs' if has_gpus else ''}"
             for (cores, gpus), count in counts.items()

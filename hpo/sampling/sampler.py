@@ -176,25 +176,21 @@ def history_of(settings: CampaignSettings, space: Space, state: State) -> Histor
     if not learns(search.sampler) or results < startup:
         return history
     whole = len(state.trials) <= HISTORY or (search.sampler != "auto" and sampler_class(search.sampler).needs_all)
-    numbers = set(state.trials) if whole else {*_best_and_spread(state), *_latest_open(state)}
+    numbers = set(state.trials) if whole else _best_and_others(state)
     trials = (state.trials[number] for number in sorted(numbers))
     included = tuple(trial for trial in trials if trial.values and trial.status != "lost")
     return replace(history, trials=included, width=state.at_once)
 
 
-def _best_and_spread(state: State) -> set[int]:
-    """Return the best trials and some of all."""
+def _best_and_others(state: State) -> set[int]:
+    """Return the best trials, some of all, and the latest without a result."""
     share = HISTORY // 3
     best = dict.fromkeys(number for rung in reversed(state.rungs) for _, number in islice(rung.reached, share))
     everyone = state.rungs[0].reached
     some = [number for _, number in islice(everyone, 0, None, -(-len(everyone) // share) or 1)]
-    return {*islice(best, share), *some}
-
-
-def _latest_open(state: State) -> list[int]:
-    """Return the latest trials without a result."""
     latest = range(max(state.trials), max(state.trials) - HISTORY, -1)
-    return [n for n in latest if n in state.trials and not state.trials[n].results][: HISTORY // 3]
+    unfinished = [n for n in latest if n in state.trials and not state.trials[n].results]
+    return {*islice(best, share), *some, *unfinished[:share]}
 
 
 def proposals(

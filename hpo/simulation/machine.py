@@ -118,11 +118,8 @@ def is_storm(assumptions: Assumptions, seconds: float) -> bool:
 
 def bad_nodes(assumptions: Assumptions, nodes: int, seed: int, allocation: int) -> Iterator[frozenset[int]]:
     """Yield nodes whose launches fail, whose attempts fail late, that become slow."""
-    for key, part in (
-        ("holes", assumptions.black_holes),
-        ("late", assumptions.late_failures),
-        ("slow", assumptions.slow_nodes),
-    ):
+    parts = {"holes": assumptions.black_holes, "late": assumptions.late_failures, "slow": assumptions.slow_nodes}
+    for key, part in parts.items():
         draw = random.Random(f"{key} {seed} {allocation}")
         exact = nodes * part
         yield frozenset(draw.sample(range(nodes), int(exact) + (draw.random() < exact - int(exact))))

@@ -98,11 +98,7 @@ def _whole(value: Any) -> Any:
 
 
 Parameter = FloatRange | IntRange | Choices
-PARAMETERS: dict[str, type[FloatRange] | type[IntRange] | type[Choices]] = {
-    "float": FloatRange,
-    "int": IntRange,
-    "categorical": Choices,
-}
+PARAMETERS: dict[str, type[Parameter]] = {"float": FloatRange, "int": IntRange, "categorical": Choices}
 
 
 def place_of(path: str) -> str:

@@ -104,13 +104,8 @@ def _draw_calibration(points: Points, nominal: float, axes: Axes) -> None:
         axes.fill_between(promised, promised, (0, *observed, 1), color=canvas.ACCENT, alpha=0.15, linewidth=0)
         axes.plot(promised, (0, *observed, 1))
     if points.covered is not None:
-        look: dict[str, Any] = {
-            "color": canvas.INK,
-            "markersize": 7,
-            "markeredgecolor": canvas.PAPER,
-            "markeredgewidth": 1,
-        }
-        axes.plot([nominal], [float(np.nanmean(points.covered))], "D", **look)
+        edge: dict[str, Any] = {"markeredgecolor": canvas.PAPER, "markeredgewidth": 1}
+        axes.plot([nominal], [float(np.nanmean(points.covered))], "D", color=canvas.INK, markersize=7, **edge)
     canvas.linear_scales(axes)
     canvas.label(axes, "promised share", "observed share")
 

@@ -21,11 +21,8 @@ from hydragnn.graphs.field import ATOMIC_NUMBERS, Field, Location
 from hydragnn.graphs.units import in_ase_units
 from hydragnn.models import Target
 
-RESULTS: Mapping[str, tuple[Location, tuple[int, ...]]] = {
-    "energy": ("graph", ()),
-    "forces": ("node", (3,)),
-    "stress": ("graph", (3, 3)),
-}
+Shape = tuple[Location, tuple[int, ...]]
+RESULTS: Mapping[str, Shape] = {"energy": ("graph", ()), "forces": ("node", (3,)), "stress": ("graph", (3, 3))}
 """Results of calculators in a file of structures."""
 POWERS: Mapping[str, int] = {"energy": 0, "forces": 1, "stress": 3}
 """Lengths by which energies are divided there."""

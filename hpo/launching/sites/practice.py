@@ -51,25 +51,20 @@ LUMI: Setup = (
 
 PERLMUTTER: Setup = exports(SLINGSHOT | {"FI_MR_CACHE_MONITOR": "userfaultfd"}, HPE)
 
-AURORA: Setup = (
-    *exports(
-        {
-            "CCL_PROCESS_LAUNCHER": "pmix",
-            "CCL_ATL_TRANSPORT": "mpi",
-            "CCL_KVS_MODE": "mpi",
-            "CCL_KVS_USE_MPI_RANKS": "1",
-            "CCL_KVS_CONNECTION_TIMEOUT": "600",
-            "CCL_CONFIGURATION": "cpu_gpu_dpcpp",
-            "CCL_ALLREDUCE": "topo",
-            "CCL_ALLREDUCE_SCALEOUT": "rabenseifner",
-            "CCL_BCAST": "double_tree",
-            "CCL_ZE_CACHE_OPEN_IPC_HANDLES_THRESHOLD": "1024",
-            "FI_CXI_DEFAULT_CQ_SIZE": "1048576",
-            "FI_CXI_RX_MATCH_MODE": "hybrid",
-            "FI_MR_CACHE_MONITOR": "disabled",
-        },
-        ALCF,
-    ),
-    # every tile is a device of its own, one for each rank
-    *exports({"ZE_FLAT_DEVICE_HIERARCHY": "FLAT"}, ALCF_COURSE),
-)
+_ONECCL = {
+    "CCL_PROCESS_LAUNCHER": "pmix",
+    "CCL_ATL_TRANSPORT": "mpi",
+    "CCL_KVS_MODE": "mpi",
+    "CCL_KVS_USE_MPI_RANKS": "1",
+    "CCL_KVS_CONNECTION_TIMEOUT": "600",
+    "CCL_CONFIGURATION": "cpu_gpu_dpcpp",
+    "CCL_ALLREDUCE": "topo",
+    "CCL_ALLREDUCE_SCALEOUT": "rabenseifner",
+    "CCL_BCAST": "double_tree",
+    "CCL_ZE_CACHE_OPEN_IPC_HANDLES_THRESHOLD": "1024",
+    "FI_CXI_DEFAULT_CQ_SIZE": "1048576",
+    "FI_CXI_RX_MATCH_MODE": "hybrid",
+    "FI_MR_CACHE_MONITOR": "disabled",
+}
+# every tile is a device of its own, one for each rank
+AURORA: Setup = (*exports(_ONECCL, ALCF), *exports({"ZE_FLAT_DEVICE_HIERARCHY": "FLAT"}, ALCF_COURSE))
