@@ -97,9 +97,8 @@ def check_elements(text: str) -> None:
     names = [REV_PROPERTY_NAME_MAP.get(name, name) for name in declared[::3]]
     if declared[0] and "positions" not in names:  # ASE would put all atoms at the origin
         raise ValueError("Properties names no positions; write pos:R:3 for their columns")
-    if (
-        declared[0] and lines and len(lines[0].split()) > (width := _width_of(":".join(declared)))
-    ):  # ASE would drop the last ones
+    # ASE would drop the last ones
+    if declared[0] and lines and len(lines[0].split()) > (width := _width_of(":".join(declared))):
         raise ValueError(f"atoms have {len(lines[0].split())} columns, and Properties names {width}; name all of them")
     numbers = _NUMBERS.intersection(names)
     if "symbols" not in names or not numbers:

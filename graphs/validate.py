@@ -340,9 +340,8 @@ def _reals(raw: Any, name: str, what: str) -> Tensor:
     if array.dtype.is_complex or array.dtype == torch.bool:
         raise InputError(f"{name}, {what}: {_short(array.dtype)} values; give real numbers")
     values = array.to(torch.float64)
-    for _, problem in not_finite(
-        what, values, np.array([0, values.shape[0] if values.ndim else 0]), "remove the graph"
-    ):
+    offsets = np.array([0, values.shape[0] if values.ndim else 0])
+    for _, problem in not_finite(what, values, offsets, "remove the graph"):
         raise InputError(f"{name}{problem}")
     return values
 

@@ -220,9 +220,8 @@ def check_folder(
     if not resume:
         raise InputError(f"{out} holds a campaign; continue it with --resume, or choose another folder")
     saved, begun = campaign_table(out), open_campaign(out)
-    if "auto" in [
-        table.get("batch", {}).get("budget") for table in (saved, *(run["config"] for run in saved.get("runs", [])))
-    ]:
+    tables = (saved, *(run["config"] for run in saved.get("runs", [])))
+    if "auto" in [table.get("batch", {}).get("budget") for table in tables]:
         raise InputError(
             f'{out} was begun with batch.budget = "auto", which is gone; begin a new campaign with batch.max_graphs in another folder'
         )

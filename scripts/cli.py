@@ -306,9 +306,8 @@ def _be_one_process(words: list[str]) -> None:
     launch = this_launch()
     if launch.size == 1 or any(words[: len(shared)] == shared for shared in SHARED):
         return
-    if (
-        launch.rank < 2 or sys.stderr.isatty()
-    ):  # one of those that leave says so for all; at a terminal there may be no rank 0
+    # one of those that leave says so for all; at a terminal there may be no rank 0
+    if launch.rank < 2 or sys.stderr.isatty():
         did = "goes on, as a process alone" if launch.rank == 0 else "leaves it to rank 0, as all others do"
         _say(f"hydragnn {words[0]} is one process, and rank {launch.rank} of {launch.size} {did}; {launch.evidence}")
     if launch.rank:

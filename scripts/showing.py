@@ -134,14 +134,13 @@ def graphs_made(quiet: bool = False) -> Iterator[Callable[[int], None]]:
 
 def _shown(item: Any) -> RenderableType:
     """Return a text, or a table for a list of uniform rows."""
-    if not (
-        isinstance(item, list) and item and all(isinstance(row, dict) and row.keys() == item[0].keys() for row in item)
-    ):
+    rows = item if isinstance(item, list) else []
+    if not rows or not all(isinstance(row, dict) and row.keys() == rows[0].keys() for row in rows):
         return _text(item)
     table = Table(box=None, pad_edge=False, header_style="")
-    for name in item[0]:
+    for name in rows[0]:
         table.add_column(visible(name), overflow="fold")
-    for row in item:
+    for row in rows:
         table.add_row(*(_inner(inner) for inner in row.values()))
     return table
 

@@ -60,9 +60,8 @@ def restore_atoms(atoms: Any, text: str, reserved: set[str]) -> None:
         (arrays if key in PER_ATOM else info)[f"{PREFIX}{key}"] = values
     for key, values in info.items():
         name, value = one_line(str(key)), one_line(values) if isinstance(values, str) else values
-        if name and not (
-            isinstance(value, str) and not value
-        ):  # after which readers would take the next entry for its value
+        # after an empty text readers would take the next entry for its value
+        if name and not (isinstance(value, str) and not value):
             atoms.info[f"{PREFIX}{name}" if name in reserved else name] = value
     for key, values in arrays.items():
         column = np.asarray(values)

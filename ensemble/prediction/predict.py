@@ -77,10 +77,8 @@ def predict_to_file(
         keep_parts=keep_parts,
         graph_ranks=check_graph_ranks(graph_ranks, workers),
     )
-    with (
-        contextlib.nullcontext() if environment().get("OMP_NUM_THREADS") else one_thread(),
-        interruptible(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as check,
-    ):
+    threads = contextlib.nullcontext() if environment().get("OMP_NUM_THREADS") else one_thread()
+    with threads, interruptible(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as check:
         try:
             if graph_ranks > 1:
                 return predict_in_groups(job, check, quiet=quiet)

@@ -86,11 +86,10 @@ class PredictionResult(Shown):
 
     def __str__(self) -> str:
         """Return counts of graphs and the speed."""
-        foreign = (
-            f", {self.outside_training_domain} outside the training domain" if self.outside_training_domain else ""
-        )
+        foreign = self.outside_training_domain
+        words = f", {foreign} outside the training domain" if foreign else ""
         return (
-            f"{self.out}: {self.graphs - self.failed} of {self.graphs} graphs predicted{foreign}; "
+            f"{self.out}: {self.graphs - self.failed} of {self.graphs} graphs predicted{words}; "
             f"{self.graphs_per_second:.3g} graphs/s"
         )
 

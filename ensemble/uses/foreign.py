@@ -62,11 +62,8 @@ def results_of(atoms: Atoms, calculator: Any) -> dict[str, Any]:
     shapes = {"energy": (), "forces": (len(atoms), 3), "stress": (3, 3)}
     for name, value in results.items():
         if np.shape(value) != shapes[name] or not np.isfinite(value).all():
-            what = (
-                "is not finite"
-                if np.shape(value) == shapes[name]
-                else f"has shape {np.shape(value)}, not {shapes[name]}"
-            )
+            shape, expected = np.shape(value), shapes[name]
+            what = "is not finite" if shape == expected else f"has shape {shape}, not {expected}"
             raise InputError(f"{name} of the calculator {what}; mend the calculator or leave the structure out")
     return results | {"energy": float(results["energy"])}
 

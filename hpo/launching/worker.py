@@ -334,9 +334,8 @@ def first_end(pids: list[int]) -> int:
     for number in (signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, pass_on)
     while running:
-        for rank in [
-            rank for rank, pid in running.items() if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        ]:
+        ended = os.WEXITED | os.WNOHANG | os.WNOWAIT
+        for rank in [rank for rank, pid in running.items() if os.waitid(os.P_PID, pid, ended)]:
             code = os.waitstatus_to_exitcode(os.waitpid(running.pop(rank), 0)[1])
             if code and not first[1]:
                 first, deadline = (rank, code), time.monotonic() + RANKS_PATIENCE

@@ -20,9 +20,8 @@ def chapter(facts: Facts) -> Section:
     own = facts.data
     if own is None:
         return Section("data", "Data", f"The data cannot be shown: {facts.data_problem}.")
-    branch = (
-        f"The data of branch {facts.branch} ({facts.stores[facts.branch]}): " if facts.branch in facts.stores else ""
-    )
+    place = facts.stores.get(facts.branch)
+    branch = f"The data of branch {facts.branch} ({place}): " if place else ""
     attributes, sizes = own.store.attributes, own.sizes
     each = f"{thousands(int(sizes.nodes.min()))} to {thousands(int(sizes.nodes.max()))} in each"
     source = str(attributes.get("source", attributes.get("description", "")))

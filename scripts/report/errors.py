@@ -166,7 +166,9 @@ def relative_errors(facts: Facts, part: Part) -> dict[str, float]:
 def score_table(facts: Facts, part: Part) -> Table:
     """Return the errors of every numeric field."""
     relative = relative_errors(facts, part)
-    grows = any(math.isfinite(metric(model_scores(one), "mae_per_node")) for one in part.scores.values())
+    models = [model_scores(one) for one in part.scores.values()]
+    names = ("mae_per_node", "volume_rmse", "anomaly_correlation")
+    grows, by_volume, anomalies = (any(math.isfinite(metric(one, name)) for one in models) for name in names)
     columns: dict[str, Callable[[str, TargetEvaluation, Scores], str]] = {
         "unit": lambda _, one, own: pretty_unit(one.unit) or "–",
         "MAE": lambda _, one, own: measured(metric(own, "mae")),
@@ -179,12 +181,8 @@ def score_table(facts: Facts, part: Part) -> Table:
         ),
         "R²": lambda _, one, own: share(metric(own, "r2")),
     }
-    models = [model_scores(one) for one in part.scores.values()]
-    weighed = [
-        any(math.isfinite(metric(one, name)) for one in models) for name in ("volume_rmse", "anomaly_correlation")
-    ]
     absent = ["MAE per node"] * (not grows) + ["relative L2"] * (not relative)
-    for name in absent + ["RMSE by volume"] * (not weighed[0]) + ["ACC"] * (not weighed[1]):
+    for name in absent + ["RMSE by volume"] * (not by_volume) + ["ACC"] * (not anomalies):
         del columns[name]
     return Table(
         header=("field", "predictor", *columns, "MAE / trivial"),
@@ -192,8 +190,8 @@ def score_table(facts: Facts, part: Part) -> Table:
         caption=f"Errors on the {part.name} part. MAE: mean absolute error; RMSE: root mean square error; R²: explained share "
         "of the variance."
         + " Per node: of values that grow with the graph, divided by its nodes." * grows
-        + " RMSE by volume: squares weighted by the volumes (areas) of nodes." * weighed[0]
-        + " ACC: correlation of anomalies from the climatology." * weighed[1]
+        + " RMSE by volume: squares weighted by the volumes (areas) of nodes." * by_volume
+        + " ACC: correlation of anomalies from the climatology." * anomalies
         + " Relative L2: norm of a graph's errors over the norm of its true values, mean over graphs." * bool(relative),
     )
 

@@ -122,10 +122,8 @@ class Spent:
 
 def spent_of(facts: Facts) -> list[Spent]:
     """Return the known times of search, members and run."""
-    spent = [
-        Spent(name="members", records=[*facts.members.values()]),
-        Spent(name="run", records=[facts.run] if facts.run else []),
-    ]
+    records = {"members": [*facts.members.values()], "run": [facts.run] if facts.run else []}
+    spent = [Spent(name=name, records=own) for name, own in records.items()]
     if (campaign := facts.campaign) is not None:
         spent.insert(0, Spent(name="search", records=[*campaign.records.values()], timeline=campaign.history.timeline))
     return [one for one in spent if one.parts]

@@ -134,10 +134,8 @@ def error_finding(one: TargetEvaluation) -> Statement:
     simple = better_baseline(one)
     if simple:
         errors = f"{plain_number(error(one.baselines[simple]))} against {plain_number(own)}"
-        who, advice = (
-            "A simpler predictor",
-            "Train on more graphs, give them other inputs, or search settings of the model.",
-        )
+        who = "A simpler predictor"
+        advice = "Train on more graphs, give them other inputs, or search settings of the model."
         if simple not in BASELINES:
             who, advice = "A model of others", "Predict with it, or train on labels of it (hydragnn data label)."
         errors = with_unit(errors, one.unit, "{0} {1}")
