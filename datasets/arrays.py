@@ -201,9 +201,8 @@ def join(parts: list[FlatGraphs]) -> FlatGraphs:
     arrays: dict[str, Array] = {}
     for name, spec in specs.items():
         if any(name in part.arrays for part in parts):
-            arrays[name] = np.concatenate(
-                [part.arrays[name] if name in part.arrays else part.full(spec) for part in parts]
-            )
+            every = [part.arrays[name] if name in part.arrays else part.full(spec) for part in parts]
+            arrays[name] = np.concatenate(every)
     for field in first.fields:
         name = mask_name(field)
         if any(name in part.arrays for part in parts):

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from hydragnn.base.errors import InputError, about, own_code
-from hydragnn.datasets.sources.base import BuildSettings, Make, MakerOfMany, made, made_together, nodes_of
+from hydragnn.datasets.sources.base import BuildSettings, Make, MakerOfMany, grouped, made, made_together, nodes_of
 from hydragnn.datasets.sources.fields import FieldSettings
 from hydragnn.datasets.sources.labels import Labels, parted_settings
 from hydragnn.datasets.sources.registry import rule_of, transform_function
@@ -24,7 +24,7 @@ from hydragnn.graphs.parts import labels_of_part
 from hydragnn.graphs.units import CLOSE_NUCLEI
 
 TOGETHER, EDGES_TOGETHER = 256, 2**16
-"""Graphs are checked and written together until they are so many, or have so many edges."""
+"""At most so many graphs, with so many edges, are checked and written together."""
 
 
 def store_writer(settings: BuildSettings, out: Path, fields: list[Field], dim: int, **part: int) -> StoreWriter:
@@ -66,18 +66,8 @@ def build_store(settings: BuildSettings, out: Path | str, progress: Callable[[in
 
 
 def groups_of(graphs: Iterable[GraphBatch]) -> Iterator[list[GraphBatch]]:
-    """Yield groups of consecutive batches that are checked and written together."""
-    some: list[GraphBatch] = []
-    count = edges = 0
-    for graph in graphs:
-        some.append(graph)
-        count += len(graph)
-        edges += graph.num_edges
-        if count >= TOGETHER or edges >= EDGES_TOGETHER:
-            yield some
-            some, count, edges = [], 0, 0
-    if some:
-        yield some
+    """Return groups of consecutive batches that are checked and written together."""
+    return grouped(graphs, lambda batch: (len(batch), batch.num_edges), (TOGETHER, EDGES_TOGETHER))
 
 
 def no_graphs(settings: BuildSettings) -> InputError:

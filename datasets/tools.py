@@ -131,10 +131,8 @@ def store_notes(store: DiskStore) -> tuple[str, ...]:
     """Return a sentence for each defect that the manifest counts."""
     parts = store.manifest.parts
     starts = accumulate((part.graphs for part in parts), initial=0)
-    return (
-        *store.attributes.get(FAILED_STEPS, []),
-        *_notes(store, joined_defects((part.defects, start) for part, start in zip(parts, starts))),
-    )
+    defects = joined_defects((part.defects, start) for part, start in zip(parts, starts))
+    return (*store.attributes.get(FAILED_STEPS, []), *_notes(store, defects))
 
 
 def _notes(store: DiskStore, defects: Defects) -> tuple[str, ...]:
@@ -172,9 +170,8 @@ def missing_in_graphs(store: GraphStore, field: Field) -> NDArray[np.int64]:
         stop = min(start + BLOCK, len(store))
         column = store.column(field.name, start, stop)
         lacking = (~is_labelled(column.values, field)).reshape(len(column.values), field.width).sum(axis=1)
-        missing[start:stop] = np.bincount(
-            np.repeat(np.arange(stop - start), items[start:stop]), lacking, minlength=stop - start
-        )
+        owner = np.repeat(np.arange(stop - start), items[start:stop])
+        missing[start:stop] = np.bincount(owner, lacking, minlength=stop - start)
     return missing
 
 

@@ -12,20 +12,10 @@ import numpy as np
 
 from hydragnn.base.errors import InputError, nearest
 from hydragnn.base.files import alone_in_folder, flush_directory, read_sealed, write_sealed
+from hydragnn.datasets import manifest
 from hydragnn.datasets.arrays import Array, FlatGraphs, array_name, array_specs, flat_graphs, join, mask_name
 from hydragnn.datasets.fingerprint import fingerprint_of, graph_digests
 from hydragnn.datasets.formats.engine import PartWriter, engine_named, engine_of, part_name
-from hydragnn.datasets.manifest import (
-    MANIFEST,
-    FileChecksum,
-    PartInfo,
-    StoreManifest,
-    checksum,
-    cutoff_of,
-    part_files,
-    part_from_json,
-    write_manifest,
-)
 from hydragnn.datasets.part_texts import TextsInfo, TextsWriter, texts_path
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.defects import Defect, graph_defects, joined_defects
@@ -37,7 +27,7 @@ from hydragnn.graphs.validate import numbers_of, validate
 BLOCK_GRAPHS = 4096
 BLOCK_BYTES = 1 << 26
 
-UNFINISHED_MANIFEST = rf"\.{re.escape(MANIFEST)}\.\d+\.tmp"
+UNFINISHED_MANIFEST = rf"\.{re.escape(manifest.MANIFEST)}\.\d+\.tmp"
 UNFINISHED_PART = r"\.?(\d+\.)?part-\d{5,}\.\w+(\.texts\.gz)?(\.json)?(\.\d+\.tmp)?"
 """Names of files that a writer makes before the store is complete."""
 
@@ -114,9 +104,8 @@ class StoreWriter:
         number = self._first + self.graphs
         try:
             batch = batch.mapped(lambda one: numbers_of(one, "the batch").cpu())  # own code may leave gradients
-            valid = validate(
-                batch, number, cutoff=cutoff_of(self.attributes), angstrom=angstrom_of(self.attributes, self.fields)
-            )
+            angstrom = angstrom_of(self.attributes, self.fields)
+            valid = validate(batch, number, cutoff=manifest.cutoff_of(self.attributes), angstrom=angstrom)
             flat = flat_graphs(valid, self.fields, checked=True)
         except InputError as error:
             raise InputError(f"{error} (in what was written from graph {number} on)") from error
@@ -166,27 +155,27 @@ class StoreWriter:
         reason = os.strerror(error.errno) if error.errno else str(error)
         return InputError(f"cannot write {self.path}: {reason}; free space or choose another place, then run it again")
 
-    def _finish_part(self) -> PartInfo:
+    def _finish_part(self) -> manifest.PartInfo:
         """Close the part, flush it to disk and give it its name."""
         final = self.path / self.name
-        files: dict[str, FileChecksum] = {}
+        files: dict[str, manifest.FileChecksum] = {}
         texts = None
         if self._engine is not None:
             engine, self._engine = self._engine, None
             engine.close()
-            for file in part_files(self._temporary).values():
+            for file in manifest.part_files(self._temporary).values():
                 _flush_file(file)
-            for name, file in part_files(self._temporary).items():
-                files[self.name if name == self._temporary.name else name] = checksum(file)
+            for name, file in manifest.part_files(self._temporary).items():
+                files[self.name if name == self._temporary.name else name] = manifest.checksum(file)
             if self._texts.graphs:
                 _flush_file(self._texts.path)
-                whole = checksum(self._texts.path)
+                whole = manifest.checksum(self._texts.path)
                 texts = TextsInfo(graphs=self._texts.graphs, members=self._texts.members, blake2b=whole.blake2b)
                 self._texts.path.rename(texts_path(final))
             self._temporary.rename(final)
             flush_directory(self.path)
         stored = {name: self._stored.get(name, []) for name in array_specs(self.dim, self.fields)}
-        return PartInfo(
+        return manifest.PartInfo(
             name=self.name,
             graphs=self.graphs,
             nodes=self._rows["node"],
@@ -234,7 +223,7 @@ class StoreWriter:
                 engine.close()
         _remove(self._temporary)
         _remove(self._texts.path)
-        if self._part is None and not (self.path / MANIFEST).exists():
+        if self._part is None and not (self.path / manifest.MANIFEST).exists():
             _remove(self.path / self.name)
             _remove(texts_path(self.path / self.name))
             with suppress(OSError):
@@ -263,7 +252,7 @@ def _prepare(path: Path, name: str, alone: bool) -> None:
     """Make the folder without remains; InputError where something else is there."""
     try:
         path.mkdir(parents=True, exist_ok=True)
-        if (path / MANIFEST).exists():
+        if (path / manifest.MANIFEST).exists():
             raise InputError(f"{path} is a store already; choose another path or remove it first")
         for entry in path.iterdir():
             unfinished = re.fullmatch(UNFINISHED_MANIFEST, entry.name) is not None
@@ -302,7 +291,7 @@ def _flush_file(path: Path) -> None:
 
 def _complete(path: Path, tables: Sequence[Mapping[str, Any]], digests: Array) -> None:
     """Write the manifest of described parts; InputError without graphs or texts."""
-    first, parts = tables[0], [part_from_json(table["part"]) for table in tables]
+    first, parts = tables[0], [manifest.part_from_json(table["part"]) for table in tables]
     parts = [part for part in parts if part.graphs]
     if not parts:
         raise InputError(f"{path}: no graphs were written, and a store without graphs is of no use")
@@ -311,15 +300,9 @@ def _complete(path: Path, tables: Sequence[Mapping[str, Any]], digests: Array) -
         if key not in keys:
             raise InputError(f"{path}: no graph has a text {key}; {nearest(key, keys) if keys else 'remove the key'}")
     fields = tuple(field_from_json(field) for field in first["fields"])
-    manifest = StoreManifest(
-        backend=first["backend"],
-        dim=first["dim"],
-        fields=fields,
-        parts=parts,
-        fingerprint=fingerprint_of(first["dim"], fields, digests),
-        attributes=first["attributes"],
-    )
-    write_manifest(path, manifest)
+    prints = fingerprint_of(first["dim"], fields, digests)
+    same = {key: first[key] for key in ("backend", "dim", "attributes")}
+    manifest.write_manifest(path, manifest.StoreManifest(fields=fields, parts=parts, fingerprint=prints, **same))
 
 
 def finish_store(

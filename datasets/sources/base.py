@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 from pydantic import Field as Setting
@@ -32,6 +32,8 @@ from hydragnn.graphs.validate import graph_from_arrays
 
 Make = Callable[[], GraphBatch]
 """Function that makes one graph of a source; InputError where that graph cannot be made."""
+
+Item = TypeVar("Item")
 
 TIME, LEAD = "time", "lead_time"  # keys of a frame's time, and of that to a later one
 RUN = "run"  # key of the text with the time series of a frame
@@ -86,23 +88,30 @@ def pieces_of(makers: Sequence[Make]) -> Iterator[tuple[Sequence[Make], GraphBat
         yield makers, batch
 
 
-def groups_of_makers(makers: Iterable[Make]) -> Iterator[list[Make]]:
-    """Yield consecutive makers whose graphs are made at once.
+def grouped(
+    items: Iterable[Item], sizes: Callable[[Item], tuple[int, int]], most: tuple[int, int]
+) -> Iterator[list[Item]]:
+    """Yield consecutive items whose sums of two sizes are at ``most`` these.
 
-    >>> [len(some) for some in groups_of_makers([lambda: None] * 3)]
-    [1, 1, 1]
+    >>> list(grouped([3, 1, 1, 5], lambda number: (1, number), (2, 4)))
+    [[3, 1], [1], [5]]
     """
-    some: list[Make] = []
-    nodes = 0
-    for make in makers:
-        more = nodes_of(make)
-        if some and (len(some) == TOGETHER or nodes + more > NODES_TOGETHER):
+    some: list[Item] = []
+    count = size = 0
+    for item in items:
+        one, more = sizes(item)
+        if some and (count + one > most[0] or size + more > most[1]):
             yield some
-            some, nodes = [], 0
-        some.append(make)
-        nodes += more
+            some, count, size = [], 0, 0
+        some.append(item)
+        count, size = count + one, size + more
     if some:
         yield some
+
+
+def groups_of_makers(makers: Iterable[Make]) -> Iterator[list[Make]]:
+    """Yield consecutive makers whose graphs are made at once."""
+    return grouped(makers, lambda make: (1, nodes_of(make)), (TOGETHER, NODES_TOGETHER))
 
 
 def made(makers: Iterable[Make]) -> Iterator[GraphBatch]:

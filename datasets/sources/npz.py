@@ -355,10 +355,8 @@ def _flatten_grid(path: Path, table: Table, settings: NpzBuild) -> tuple[int, ..
 def _grid(points: tuple[int, ...], settings: NpzBuild, path: Path) -> _Geometry:
     """Return points and neighbours of a regular grid."""
     dim, size = len(points), np.array(points)
-    steps, flags = (
-        np.array(one if isinstance(one, list) else [one] * dim)
-        for one in (settings.spacing, settings.periodic or False)
-    )
+    stated = (settings.spacing, settings.periodic or False)
+    steps, flags = (np.array(one if isinstance(one, list) else [one] * dim) for one in stated)
     if len(steps) != dim or len(flags) != dim or (steps <= 0).any():
         raise InputError(f"{path}: the grid has {dim} axes; give one positive spacing and periodic, or one per axis")
     places = np.stack(np.meshgrid(*map(np.arange, points), indexing="ij"), axis=-1).reshape(-1, dim)
