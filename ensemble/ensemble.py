@@ -240,9 +240,8 @@ class Ensemble(Shown):
     def absent(self, target: Target) -> frozenset[str]:
         """Return the quantities of a target that this ensemble knows nothing of."""
         calibrated = target.name in self.manifest.calibration
-        return estimates_of(target).absent(
-            target, int(np.count_nonzero(self.weights_of(target.name))), calibrated=calibrated
-        )
+        members = int(np.count_nonzero(self.weights_of(target.name)))
+        return estimates_of(target).absent(target, members, calibrated=calibrated)
 
     @property
     def inputs(self) -> tuple[Field, ...]:
@@ -365,16 +364,14 @@ class Ensemble(Shown):
         if not len(chunks):
             raise InputError("the store holds no graphs; give one that does")
         needed = self.needed(store)
-        return concatenate_predictions(
-            [
-                self.nothing(0, 0, chunk.reason)
-                if chunk.reason
-                else self._predict_screened(
-                    screening.read_screened(store, chunk.graphs, needed, needed, chunk.numbers, self.optional)
-                )
-                for chunk in chunks
-            ]
-        )
+        predictions = []
+        for chunk in chunks:
+            if chunk.reason:
+                predictions.append(self.nothing(0, 0, chunk.reason))
+            else:
+                read = screening.read_screened(store, chunk.graphs, needed, needed, chunk.numbers, self.optional)
+                predictions.append(self._predict_screened(read))
+        return concatenate_predictions(predictions)
 
     def _predict_screened(self, read: screening.Screened) -> Predictions:
         return self.combine(read, [screening.outcome_of(member, read) for member in self.members])
@@ -424,9 +421,8 @@ class Ensemble(Shown):
         def items(name: str, graph: int) -> str:
             return doubted_items(fields[name].field.on, of_items[name], owners[name], int(numbers[graph]))
 
-        view = GraphView(
-            batch=valid, scale=self.manifest.domain.scale, doubts=doubts.select(read.fine, fine_nodes), items=items
-        )
+        scale, fine_doubts = self.manifest.domain.scale, doubts.select(read.fine, fine_nodes)
+        view = GraphView(batch=valid, scale=scale, doubts=fine_doubts, items=items)
         flags = self.manifest.domain.scores(view).spread_over(read.fine, fine_nodes)
         calibrations = self.manifest.calibration
         grown = {name: one.at(calibrations.get(name), flags.distances[owners[name]]) for name, one in fields.items()}

@@ -282,14 +282,8 @@ class GraphBatch(Shown, HasTensors):
                 raise InputError(f"field {name}: shape {tuple(value.shape)} is not {expected}; reshape it")
             tensors[field.on][name] = value
         present = {name: mask for name, mask in self.masks.items() if name not in removed} | dict(masks or {})
-        result = replace(
-            self,
-            fields=fields_left,
-            nodes=tensors["node"],
-            edges=tensors["edge"],
-            graphs=tensors["graph"],
-            masks=present,
-        )
+        on: dict[str, Any] = {f"{at}s": own for at, own in tensors.items()}
+        result = replace(self, fields=fields_left, masks=present, **on)
         touched = {*values, *drop}
         result._derived.update(  # fields change no offset
             (key, value)
@@ -325,16 +319,14 @@ class GraphBatch(Shown, HasTensors):
         rows: dict[Location, Rows] = {"node": nodes, "edge": edges, "graph": rows_of_graphs}
         tensors = self.by_location(lambda at, value: _take(value, rows[at]))
         senders, receivers = (_take(one, edges) + moved for one in (self.senders, self.receivers))
+        places = rows_of_graphs if isinstance(rows_of_graphs, slice) else rows_of_graphs.tolist()
         return replace(
             self,
             **tensors,
             topology=Topology.square(senders, receivers, len(tensors["positions"])),
             node_offsets=node_offsets,
             edge_offsets=edge_offsets,
-            texts={
-                key: texts.select(rows_of_graphs if isinstance(rows_of_graphs, slice) else rows_of_graphs.tolist())
-                for key, texts in self.texts.items()
-            },
+            texts={key: texts.select(places) for key, texts in self.texts.items()},
         )
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> "GraphBatch":
@@ -359,9 +351,8 @@ class GraphBatch(Shown, HasTensors):
         owner = self.owner("node")
         first = self.positions.index_select(0, self.node_offsets[:-1].clamp_max(self.num_nodes - 1))  # [graphs, dim]
         away = first.abs().amax(1)
-        reach = torch.zeros_like(away).scatter_reduce(  # [graphs]
-            0, owner, (self.positions - first.index_select(0, owner)).abs().amax(1), "amax"
-        )
+        spans = (self.positions - first.index_select(0, owner)).abs().amax(1)
+        reach = torch.zeros_like(away).scatter_reduce(0, owner, spans, "amax")  # [graphs]
         if not bool((away > FAR * reach).any()):
             return self
         reach = reach.scatter_reduce(0, self.owner("edge"), self.edge_shifts.to(reach.dtype).abs().amax(1), "amax")

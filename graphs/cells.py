@@ -65,9 +65,8 @@ def cell_shape(cell_type: str) -> str:
         shape in CORNERS and (not order or int(order) in _QUADRATIC.get(shape, ()))
     ):
         return shape
-    types = ", ".join(
-        sorted([*CORNERS, *(f"{s}{n}" for s, orders in _QUADRATIC.items() for n in orders), "polygon", "polyhedron"])
-    )
+    quadratic = (f"{shape}{order}" for shape, orders in _QUADRATIC.items() for order in orders)
+    types = ", ".join(sorted([*CORNERS, *quadratic, "polygon", "polyhedron"]))
     raise InputError(f"cells of type {cell_type} are not known; convert them to one of {types}")
 
 

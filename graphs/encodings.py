@@ -56,9 +56,8 @@ def _laplacian(data: Data, k: int) -> Float[Tensor, "nodes k"]:
     if width < 1:
         return result
     pairs = torch.cat([data.edge_index, data.edge_index.flip(0)], dim=1).unique(dim=1)
-    both = torch_geometric("data").Data(
-        edge_index=pairs, edge_weight=torch.ones(pairs.shape[1], dtype=torch.float64), num_nodes=count
-    )
+    ones = torch.ones(pairs.shape[1], dtype=torch.float64)
+    both = torch_geometric("data").Data(edge_index=pairs, edge_weight=ones, num_nodes=count)
     transform = torch_geometric("transforms").AddLaplacianEigenvectorPE
     # the start vector of the sparse solver and the random signs of the transform would make every call another result
     start = {} if count < transform.SPARSE_THRESHOLD else {"v0": torch.ones(count).numpy()}

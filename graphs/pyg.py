@@ -334,9 +334,8 @@ def _read(
                 moved = vectors if row == 0 else -vectors  # of the sender, whichever end the program moves
                 readings.append((moved, (straight - moved).norm(dim=1)))
     if not readings:
-        where = (
-            "there is no cell" if box is None else "they are no whole numbers of cell vectors, as counts or as lengths"
-        )
+        no_lattice = "they are no whole numbers of cell vectors, as counts or as lengths"
+        where = "there is no cell" if box is None else no_lattice
         raise InputError(f"{name}: {key} are not zero but {where}; store the cell of this graph, or remove {key}")
     agreeing, by = _agreeing(readings, stored, cutoff)
     if not agreeing:
@@ -392,9 +391,8 @@ def _agreeing(readings: list[_Reading], stored: dict[str, Tensor], cutoff: float
             return agreeing, key
     if cutoff is not None:
         limit = cutoff * (1 + AGREES)
-        return [
-            reading for reading in readings if float(reading[1].max()) <= limit
-        ], f"the declared cutoff of {cutoff:.12g}"
+        within = [reading for reading in readings if float(reading[1].max()) <= limit]
+        return within, f"the declared cutoff of {cutoff:.12g}"
     return readings, ""
 
 

@@ -79,9 +79,8 @@ class SkinList:
             return Topology.square(senders, receivers, len(positions)), torch.from_numpy(images @ cell).to(self.device)
         if self._edges is None:
             rows = within.nonzero().squeeze(1)
-            senders, receivers, shifts = (
-                one.index_select(0, rows) for one in (self._senders, self._receivers, self._shifts)
-            )
+            every = (self._senders, self._receivers, self._shifts)
+            senders, receivers, shifts = (one.index_select(0, rows) for one in every)
             self._edges = Topology.square(senders, receivers, len(positions)), shifts
         return self._edges
 

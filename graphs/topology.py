@@ -358,9 +358,8 @@ def counted_offsets(sorted_index: Int[Tensor, " entries"], rows: int) -> Int[Ten
 
 def searched_offsets(sorted_index: Int[Tensor, " entries"], rows: int) -> Int[Tensor, " rows_plus_one"]:
     """Return where each row begins, by searching: no atomics, no waiting."""
-    return torch.searchsorted(
-        sorted_index, torch.arange(rows + 1, device=sorted_index.device, dtype=sorted_index.dtype)
-    )
+    bounds = torch.arange(rows + 1, device=sorted_index.device, dtype=sorted_index.dtype)
+    return torch.searchsorted(sorted_index, bounds)
 
 
 def reverse_of(topology: Topology, shifts: Float[Tensor, "edges dim"]) -> Int[Tensor, " edges"]:

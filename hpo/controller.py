@@ -98,9 +98,8 @@ class Controller:
             stack.callback(self._study_log.close)
             stack.callback(self._files.shutdown, cancel_futures=True)
             stack.callback(self._proposals.close)
-            self._launcher.recover(
-                self._journal.campaign, [trial.identity for trial in self.state.running if trial.identity]
-            )
+            identities = [trial.identity for trial in self.state.running if trial.identity]
+            self._launcher.recover(self._journal.campaign, identities)
             self._take(events.Opened(plan=plan, slots=self._launcher.slots, deadline=self._launcher.deadline))
             self._commit()
             while not self.state.closed:

@@ -87,13 +87,11 @@ def campaign_history(out: Path | str) -> CampaignHistory:
     settings = open_campaign(out)
     follower = Follower(out)
     state, timeline = follower.builder.state, follower.builder.timeline()
-    trials = [
-        TrialHistory(
-            **asdict(trial), rungs=dict(zip(state.plan.rungs, trial.results)), folder=trial_folder(out, number)
-        )
-        for number, trial in sorted(state.trials.items())
-        if trial.values
-    ]
+    trials = []
+    for number, trial in sorted(state.trials.items()):
+        if trial.values:
+            rungs = dict(zip(state.plan.rungs, trial.results))
+            trials.append(TrialHistory(**asdict(trial), rungs=rungs, folder=trial_folder(out, number)))
     return CampaignHistory(
         settings=settings,
         trials=trials,
@@ -149,9 +147,8 @@ def expected(record: RunRecord, curve: Sequence[float | None], epochs: int) -> d
     values = [one for one in curve if one is not None and one > 0]
     if epochs <= end or fixed or record.status == "stopped" or end < FEWEST or len(values) < end:
         return row
-    misses = {
-        part: abs(power_law(values[:part], end) / values[-1] - 1.0) for part in (end // 2, end * 2 // 3, end * 3 // 4)
-    }
+    ends = (end // 2, end * 2 // 3, end * 3 // 4)
+    misses = {part: abs(power_law(values[:part], end) / values[-1] - 1.0) for part in ends}
     if max(misses.values()) > MISS:
         return row
     last = min(epochs, FARTHEST * end)

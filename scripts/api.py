@@ -312,9 +312,8 @@ def submit(
     """Submit the first batch job of a campaign; return job and script."""
     from hydragnn.hpo.submit import submit_campaign
 
-    return submit_campaign(
-        as_path(campaign), as_path(out), resume=resume, workers=workers, overrides=overrides, dry_run=dry_run
-    )
+    options: Table = {"resume": resume, "workers": workers, "overrides": overrides, "dry_run": dry_run}
+    return submit_campaign(as_path(campaign), as_path(out), **options)
 
 
 @check_arguments

@@ -116,9 +116,8 @@ def best_trials(campaign: Path, top_k: int, *, finished: bool = True) -> Choice:
 def _choice(campaign: Path, folders: list[Path], **facts: Any) -> Choice:
     """Return these trials of a campaign with the facts of their choice."""
     names = [folder.name for folder in folders]
-    return Choice(
-        folders=folders, selection={**facts, "k": len(names), "chosen": names, "campaign": campaign.resolve().name}
-    )
+    facts |= {"k": len(names), "chosen": names, "campaign": campaign.resolve().name}
+    return Choice(folders=folders, selection=facts)
 
 
 def members_of(

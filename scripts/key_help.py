@@ -181,9 +181,8 @@ def meanings_of(settings: type[Settings]) -> dict[str, str]:
             if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name) and isinstance(text, ast.Expr):
                 meanings[one.target.id] = str(ast.literal_eval(text.value))
     described = {name: field.description for name, field in settings.model_fields.items() if field.description}
-    return {
-        name: " ".join(text.split()) for name, text in (meanings | described).items() if name in settings.model_fields
-    }
+    texts = meanings | described
+    return {name: " ".join(texts[name].split()) for name in texts if name in settings.model_fields}
 
 
 def _type_text(annotation: Any) -> str:

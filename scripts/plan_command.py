@@ -436,9 +436,8 @@ def critical_words(noise: dict[str, Any], devices: int) -> str:
     most = max(1, round(min(scale, noise["training_graphs"]) * devices / own))
     pays = f"up to {most:,} device{'s' * (most > 1)} with {own / devices:,.3g} graphs each pay"
     pays += f", which have all {noise['training_graphs']:,} training graphs" * (scale > noise["training_graphs"])
-    rates = "the rule of base_batch makes your learning rate of {:.3g} one of {:.3g} there".format(
-        *noise["learning_rates"]
-    )
+    now, then = noise["learning_rates"]
+    rates = f"the rule of base_batch makes your learning rate of {now:.3g} one of {then:.3g} there"
     return f"critical batch: {max(1.0, scale):,.3g} graphs, standard error {noise['standard_error']:,.2g}, {ending}; {pays}; {rates}"
 
 

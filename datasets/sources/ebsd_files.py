@@ -16,9 +16,7 @@ from hydragnn.graphs.orientations import LAUE
 _EDAX = "43 m-3m 23 m-3 62 6/mmm 6 6/m 42 4/mmm 4 4/m 32 -3m 3 -3 22 mmm 20 2/m 2 112/m 1 -1"
 EDAX = {name: name for name in LAUE} | dict(zip(_EDAX.split()[::2], _EDAX.split()[1::2]))
 UNSURE = {"-3m": "-3m or -31m", "2/m": "2/m or 112/m"}  # x lies along a* in Oxford's maps, along a in others
-OXFORD = dict(enumerate(["-1", "2/m", "mmm", "4/m", "4/mmm", "-3", "-3m", "6/m", "6/mmm", "m-3", "m-3m"], 1)) | {
-    7: UNSURE["-3m"]
-}
+OXFORD = dict(enumerate(["-1", "2/m", "mmm", "4/m", "4/mmm", "-3", UNSURE["-3m"], "6/m", "6/mmm", "m-3", "m-3m"], 1))
 """Laue groups by their names in files."""
 
 LAUE_GROUPS = dict(enumerate(["6/mmm", "m-3m", "6/m", "m-3", "-1", "2/m", "mmm", "4/m", "4/mmm", "-3", "-3m"]))
@@ -56,9 +54,8 @@ def read_ang(path: Path, settings: MapSettings) -> GraphBatch:
     """Return the map of an .ang file (EDAX and others)."""
     text = path.read_text(encoding="latin-1")
     header = "\n".join(re.findall(r"(?m)^#.*$", text))
-    entries = dict(
-        re.findall(r"(?m)^#\s*(GRID|[XY]STEP|NCOLS_ODD|NCOLS_EVEN|NROWS):?\s+(\S+)", header.replace(",", "."))
-    )
+    form = r"(?m)^#\s*(GRID|[XY]STEP|NCOLS_ODD|NCOLS_EVEN|NROWS):?\s+(\S+)"
+    entries = dict(re.findall(form, header.replace(",", ".")))
     named = re.search(r"(?mi)^#\s*COLUMN[_ ](?:HEADERS|NAMES):(.*)$", header)  # of OIM 8, of orix
     heads = [one.strip().lower() for one in named[1].split(",")] if named else [*COLUMNS]
     heads = [re.sub("^phase.*", "phase", one.replace("confidence_index", "ci")) for one in heads]

@@ -82,9 +82,8 @@ def rule_of(settings: BuildSettings) -> dict[str, Any]:
     """Return the rule that a store keeps; empty where files need others."""
     if not settings.one_file():
         return {}
-    rule = settings.model_dump(
-        mode="json", exclude={"files", "attributes", "node_split", *settings.beside}, exclude_defaults=True
-    )
+    others = {"files", "attributes", "node_split", *settings.beside}
+    rule = settings.model_dump(mode="json", exclude=others, exclude_defaults=True)
     return {**dict.fromkeys(settings.former), **rule, "kind": settings.kind}
 
 

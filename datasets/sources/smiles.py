@@ -71,8 +71,7 @@ class SmilesBuild(BuildSettings):
             else np.array([KEYS[field.on][field.keys[0]](one) for one in items[field.on]], field.dtype)
             for field in self.fields
         }
-        ends = np.array([(one.GetBeginAtomIdx(), one.GetEndAtomIdx()) for one in molecule.GetBonds()], int).reshape(
-            -1, 2
-        )
+        pairs = [(one.GetBeginAtomIdx(), one.GetEndAtomIdx()) for one in molecule.GetBonds()]
+        ends = np.array(pairs, int).reshape(-1, 2)
         senders, receivers = np.concatenate([ends, ends[:, ::-1]]).T
         return self.graph_of(None, senders, receivers, values, self.texts_of(row, name), name=name)

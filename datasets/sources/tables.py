@@ -63,9 +63,8 @@ class TablesBuild(BuildSettings):
         for field in self.fields:
             numbers[field.on] += field.keys
         paths = table_files.find_files(self.files)
-        grains = _join(
-            [table_files.read_table(path, numbers["node"], optional, ["graph", *names[:1]]) for path in paths], paths
-        )
+        of_nodes = [table_files.read_table(path, numbers["node"], optional, ["graph", *names[:1]]) for path in paths]
+        grains = _join(of_nodes, paths)
         edges = table_files.read_table(Path(self.edges), numbers["edge"], optional, ["graph", *names[1:]])
         tables: dict[Location, Table] = {"node": grains, "edge": edges, "graph": {}}
         sources: dict[Location, str] = {"node": ", ".join(self.files), "edge": self.edges}

@@ -149,9 +149,8 @@ def _sizes(path: Path, file: Any, axes: int) -> tuple[list[float] | float, str]:
     page, own = file.pages[0], {**(file.imagej_metadata or {}), **(file.shaped_metadata or ({},))[0]}
     text, pixels, unit = page.description, page.resolution, page.resolutionunit
     is_ome = "PhysicalSize" in text
-    sizes, units = (
-        dict(re.findall(rf"PhysicalSize([XYZ]){form}", text)) for form in (rf"=.({NUMBER})\b", "Unit=.([^'\"]+)")
-    )
+    forms = (rf"=.({NUMBER})\b", "Unit=.([^'\"]+)")
+    sizes, units = (dict(re.findall(rf"PhysicalSize([XYZ]){form}", text)) for form in forms)
     if not is_ome:
         sizes = {"Z": own.get("spacing", 0), **{axis: one and 1 / one for axis, one in zip("XY", pixels)}}
         if unit == INCH and pixels[0] == pixels[1] in PRINTED and "spacing" not in own:

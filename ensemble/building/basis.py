@@ -95,9 +95,8 @@ def validated(setup: Setup, parts: Parts, valid: MemberOutputs | None = None) ->
     calibrations: dict[str, AnyCalibration] = {}
     for target in ensemble.targets:
         own = separate.labelled(target) if separate else None
-        calibrations[target.name] = estimates_of(target).calibration(
-            target, valid.labelled(target), own or None, ensemble.weights_of(target.name), setup.nominal
-        )
+        data = (valid.labelled(target), own or None, ensemble.weights_of(target.name), setup.nominal)
+        calibrations[target.name] = estimates_of(target).calibration(target, *data)
     domain, _, growth, outputs = training_domain(setup, split.train, [*held_out.values()], calibrations)
     every: Parts = {"valid": valid, **parts}
     scores = {part: part_scores(ensemble, domain, store, one, calibrations) for part, one in every.items()}

@@ -93,12 +93,11 @@ def evaluation_from_json(value: Mapping[str, Any]) -> Evaluation:
     nominal, parts = float(value["nominal"]), value["parts"]
     if not 0 < nominal < 1:
         raise ValueError(f"intervals that hold a share of {nominal}")
+    failed = value.get("failed", {})
     return Evaluation(
         nominal=nominal,
         parts={part: {name: target_evaluation(one) for name, one in of.items()} for part, of in parts.items()},
-        failed={
-            part: {int(graph): str(why) for graph, why in of.items()} for part, of in value.get("failed", {}).items()
-        },
+        failed={part: {int(graph): str(why) for graph, why in of.items()} for part, of in failed.items()},
         seconds_per_graph=value.get("timing", {}).get("seconds_per_graph", {}),
         domain=value.get("domain", {}),
     )
@@ -262,11 +261,6 @@ def joint_evaluation(
 ) -> Evaluation:
     """Return the metrics of parts with failures and times."""
     graphs = max(1, sum(len(outputs.graphs) for outputs in parts.values()))
-    return Evaluation(
-        nominal=nominal,
-        parts=metrics,
-        failed={part: outputs.failures for part, outputs in parts.items()},
-        seconds_per_graph={
-            name: sum(outputs.seconds[i] for outputs in parts.values()) / graphs for i, name in enumerate(names)
-        },
-    )
+    seconds = (sum(own) / graphs for own in zip(*(outputs.seconds for outputs in parts.values())))
+    failed = {part: outputs.failures for part, outputs in parts.items()}
+    return Evaluation(nominal=nominal, parts=metrics, failed=failed, seconds_per_graph=dict(zip(names, seconds)))

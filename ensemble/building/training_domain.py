@@ -120,9 +120,8 @@ def flag_evaluation(
     names = [detector.name for detector in domain.detectors]
     for part, one in scores.items():
         flagged[part] = float(np.mean([bool(reason) for reason in one.reasons]))
-        by_detector[part] = {
-            name: float(np.mean([name in reason.split("; ") for reason in one.reasons])) for name in names
-        }
+        reasons = [reason.split("; ") for reason in one.reasons]
+        by_detector[part] = {name: float(np.mean([name in own for own in reasons])) for name in names}
         arrays[f"{part}/domain/scores"] = np.array([*one.scores.values()]).reshape(len(names), len(one.reasons)).T
         arrays |= {f"{part}/domain/p_values": one.p_values, f"{part}/domain/further": one.distances[:, 2]}
     allowed = {"false_alarms": domain.rarity.limit if domain.rarity else 0.0, "detectors": names}

@@ -103,18 +103,14 @@ def _evidence(
             continue
         use = np.zeros(len(usable[target.name]), dtype=np.bool_)
         use[items[:: max(1, len(items) * target.field.width // ROWS)]] = True
-        every = valid.of(target, use)
-        result[target.name] = estimates_of(target).evidence(
-            target, valid.labels[target.name][use], [every[one] for one in speaking]
-        )
+        every, labels = valid.of(target, use), valid.labels[target.name][use]
+        result[target.name] = estimates_of(target).evidence(target, labels, [every[one] for one in speaking])
     return result
 
 
 def errors_alone(evidence: Mapping[str, CandidateEvidence]) -> dict[str, Float[Array, "members rows"]]:
     """Return the errors of every member alone."""
-    return {
-        name: np.stack([one.row_errors(alone) for alone in np.eye(len(one.values))]) for name, one in evidence.items()
-    }
+    return {name: np.stack([*map(one.row_errors, np.eye(len(one.values)))]) for name, one in evidence.items()}
 
 
 def worst_ratio(

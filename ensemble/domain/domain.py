@@ -27,9 +27,8 @@ FILE = "domain.safetensors"
 RARITY, NODES = "rarity", "nodes"
 """Places of usual values and held-out scores, of graphs and of nodes, among tensors; no detector has such a name."""
 
-DETECTORS: Mapping[str, type[Detector]] = {
-    one.name: one for one in (Kinds, Contacts, Statistics, OpenReferences, Latent, Spread)
-}
+_ALL: tuple[type[Detector], ...] = (Kinds, Contacts, Statistics, OpenReferences, Latent, Spread)
+DETECTORS: Mapping[str, type[Detector]] = {one.name: one for one in _ALL}
 
 OLD: Mapping[str, tuple[type[Detector] | None, int]] = {
     "kinds": (Kinds, 0),
@@ -241,9 +240,8 @@ def _rarity(value: Mapping[str, Any], own: Mapping[str, Array]) -> Rarity:
     """Return the rarity in these tensors; ValueError where they are none."""
     false_alarms = float(value["false_alarms"])
     usual, unit, held_out = own["usual"], own["unit"], own["held_out"]
-    finite = all(
-        one.ndim == 1 and one.dtype == np.float64 and np.isfinite(one).all() for one in (usual, unit, held_out)
-    )
+    arrays = (usual, unit, held_out)
+    finite = all(one.ndim == 1 and one.dtype == np.float64 and np.isfinite(one).all() for one in arrays)
     if not finite or not (unit > 0).all() or not (np.diff(held_out) >= 0).all() or not 0 < false_alarms < 1:
         raise ValueError("scores of held-out graphs do not ascend, or units are not above 0")
     return Rarity(usual=usual, unit=unit, held_out=held_out, false_alarms=false_alarms)

@@ -324,9 +324,8 @@ def _of_edges(view: GraphView) -> Float[Array, "graphs _"]:
     if not len(view.lengths):
         return np.full((len(view), OF_EDGES + 2), np.nan)
     nearest, rows = per_segment(np.minimum, view.lengths[:, None], view.edge_rows), view.edge_rows[view.node_rows]
-    distances = np.log(
-        np.maximum(np.concatenate([_means(nearest, view.node_rows), view.largest(nearest)], axis=1), 1e-9)
-    )
+    distances = np.concatenate([_means(nearest, view.node_rows), view.largest(nearest)], axis=1)
+    distances = np.log(np.maximum(distances, 1e-9))
     from_shells = np.minimum(np.abs(view.lengths[:, None] * SHELLS - np.arange(SHELLS)), 1.0)
     shells = (
         per_segment(np.add, 0.5 + 0.5 * np.cos(np.pi * from_shells), rows)

@@ -148,9 +148,8 @@ def check_no_copies(members: Sequence[Member]) -> None:
     """Raise InputError where two members are copies of one run."""
     by_settings: dict[str, Member] = {}
     for member in members:
-        first = by_settings.setdefault(
-            digest([decisive(member.record.config), member.record.start.get(OUTSIDE)]), member
-        )
+        key = digest([decisive(member.record.config), member.record.start.get(OUTSIDE)])
+        first = by_settings.setdefault(key, member)
         if first is not member:
             raise InputError(
                 f"members {first.name} and {member.name} have the same settings and seed, so that they differ by rounding and show no uncertainty; "

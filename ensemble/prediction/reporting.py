@@ -155,9 +155,8 @@ def usage_of(accounts: Sequence[dict[str, Any]], makespan: float, graph_ranks: i
 
     Energy is unknown where one rank does not know its own, and where ranks share batches.
     """
-    phases = {
-        name: sum((account["phases"][name] for account in accounts), 0.0) for name in ("read", "compute", "write")
-    }
+    every = [account["phases"] for account in accounts]
+    phases = {name: sum((own[name] for own in every), 0.0) for name in ("read", "compute", "write")}
     work, total = sum(phases.values()), makespan * len(accounts)
     usage = Usage(phases={**phases, "wait": max(0.0, total - work)}, busy=min(1.0, work / total) if total else None)
     sources = dict.fromkeys(account["energy_source"] for account in accounts)

@@ -107,9 +107,8 @@ class PredictionWorker:
             count = next((n for n in range(1, len(pieces)) if pieces[n][0] != pieces[0][0] + n), len(pieces))
             some, pieces[:] = pieces[:count], pieces[count:]
             counted = sum((Counter(counts) for _, counts, _ in some), Counter[str]())
-            counts = {name: counted.pop(name) for name in COUNTS if name in counted} | dict(
-                counted.most_common(REASONS)
-            )
+            counts = {name: counted.pop(name) for name in COUNTS if name in counted}
+            counts |= dict(counted.most_common(REASONS))
             first = some[0][0]
             self.meter.sample()
             with self.timed("keep"):

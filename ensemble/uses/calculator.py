@@ -132,9 +132,8 @@ class EnsembleCalculator(Calculator):
         Others may come back, as hot atoms do, with errors about as usual.
         """
         scores = predictions.domain_scores
-        never_seen = any(
-            scores[name][0] >= NEVER_SEEN for name in scores.keys() - {Latent.name, Spread.name, Statistics.name}
-        )
+        strict = scores.keys() - {Latent.name, Spread.name, Statistics.name}
+        never_seen = any(scores[name][0] >= NEVER_SEEN for name in strict)
         mean = sum(self.errors) / (self.errors.maxlen or STEPS)
         return never_seen or len(self.errors) == 1 or mean > LARGEST_ERROR
 

@@ -174,9 +174,8 @@ def aligned_baseline(name: str, reference: str, run: Member, store: GraphStore) 
         graphs = {number: store.read(np.array([number]), fields) for number in todo}
         structures |= {number: atoms_of(graph) for number, graph in graphs.items()}
         if not shifts:
-            note = check_calculator(
-                reference, partial(results_of, calculator=baseline.calculator), [*structures.values()]
-            )
+            results = partial(results_of, calculator=baseline.calculator)
+            note = check_calculator(reference, results, [*structures.values()])
         for number, graph in graphs.items():
             with as_note("", partial(refused.__setitem__, number)):  # whatever that program raises
                 own = baseline.values(graph)

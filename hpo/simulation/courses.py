@@ -48,9 +48,8 @@ def drawn_courses(assumptions: Assumptions, epochs: int, seed: int, shares: int 
     def course(number: int) -> Course:
         if number not in cache:
             draw = random.Random(f"course {seed} {number}")
-            work = (
-                assumptions.median_node_hours * shares * 3600 / epochs * draw.lognormvariate(0, assumptions.cost_sigma)
-            )
+            work = assumptions.median_node_hours * shares * 3600 / epochs
+            work *= draw.lognormvariate(0, assumptions.cost_sigma)
             final, a, b = draw.lognormvariate(0, 0.5), draw.lognormvariate(1.0, 0.5), draw.uniform(0.4, 1.0)
             diverges, at, memory_draw = draw.random() < assumptions.diverged, draw.random(), draw.random()
             cache[number] = Course(

@@ -36,9 +36,8 @@ class CsvSink(sink.Sink):
 
     def open(self) -> None:
         """Write the headings."""
-        self.files: dict[str, BinaryIO] = {
-            place: path.open("wb") for place, path in zip(("graph", *self.places), self.temporaries)
-        }
+        places = zip(("graph", *self.places), self.temporaries)
+        self.files: dict[str, BinaryIO] = {place: path.open("wb") for place, path in places}
         for place, titles in self.titles.items():
             self.files[place].write(_lines([_cells(titles)]).tobytes())
 

@@ -160,9 +160,8 @@ def _nodes(lines: Counter[str], environment: Mapping[str, str], shown: Mapping[s
     own, resources, cores = environment.get("NCPUS", ""), _vnodes(shown.get("exec_vnode", "")), Counter[str]()
     for host, count in re.findall(r"([^/+\s]+)/\d+(?:\*(\d+))?", shown.get("exec_host", "")):
         cores[host.partition(".")[0]] += int(count or 1)
-    gpus_per_node = int(shown.get("Resource_List.ngpus", 0)) // max(
-        1, int(shown.get("Resource_List.nodect", len(lines)))
-    )
+    count = max(1, int(shown.get("Resource_List.nodect", len(lines))))
+    gpus_per_node = int(shown.get("Resource_List.ngpus", 0)) // count
     gpus = 0 if any(one["ngpus"] for one in resources.values()) else gpus_per_node or visible_gpus()
     first = int(own) if own.isdigit() else cores_here()
     line = first / lines[next(iter(lines))]  # the script runs on the first node
