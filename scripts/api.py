@@ -312,8 +312,9 @@ def submit(
     """Submit the first batch job of a campaign; return job and script."""
     from hydragnn.hpo.submit import submit_campaign
 
-    options: Table = {"resume": resume, "workers": workers, "overrides": overrides, "dry_run": dry_run}
-    return submit_campaign(as_path(campaign), as_path(out), **options)
+    return submit_campaign(
+        as_path(campaign), as_path(out), resume=resume, workers=workers, overrides=overrides, dry_run=dry_run
+    )
 
 
 @check_arguments
