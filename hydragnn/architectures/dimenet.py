@@ -19,14 +19,7 @@ from hydragnn.architectures.base import (
     steps,
 )
 from hydragnn.kernels import gather_add, segment_sum, silu, spread
-from hydragnn.layers import (
-    MessageGraph,
-    RadialFeatures,
-    SphericalBesselBasis,
-    States,
-    TripletSums,
-    envelope_at,
-)
+from hydragnn.layers import MessageGraph, RadialFeatures, SphericalBesselBasis, States, TripletSums, envelope_at
 
 OUTPUT_LAYERS = 3
 """Hidden layers of the network that reads messages at a node, as in the paper."""

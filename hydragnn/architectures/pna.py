@@ -9,15 +9,7 @@ from torch import Tensor, nn
 
 from hydragnn.architectures.base import Architecture, GeometricSettings, GraphSpec, radial_basis
 from hydragnn.kernels import Topology, ended, gather_add, joined, normalised, silu
-from hydragnn.layers import (
-    DegreeScalers,
-    MessageGraph,
-    Scaler,
-    States,
-    StatisticsForm,
-    aggregated,
-    scaled_statistics,
-)
+from hydragnn.layers import DegreeScalers, MessageGraph, Scaler, States, StatisticsForm, aggregated, scaled_statistics
 
 
 def _different(scalers: list[Scaler]) -> list[Scaler]:

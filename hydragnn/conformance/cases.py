@@ -16,13 +16,7 @@ from hydragnn.graphs.joining import concatenate
 from hydragnn.graphs.joining import repeated as copied
 from hydragnn.graphs.levels import CLUSTERS, clusters_field, with_contracted_levels
 from hydragnn.graphs.topology import Topology
-from hydragnn.models import (
-    Distribution,
-    GraphModel,
-    build_model,
-    degree_statistics,
-    parse_head,
-)
+from hydragnn.models import Distribution, GraphModel, build_model, degree_statistics, parse_head
 
 INPUTS = (
     Field(name="species", on="node", classes=5, dtype="int64"),

@@ -137,11 +137,7 @@ def raw_files(source: Source, notes: list[str]) -> Table:
     """Return raw files, and how they are read."""
     data, paths = source.dataset, source.paths
     radius, most = source.architecture["radius"], source.architecture.get("max_neighbours")
-    raw: Table = {
-        "files": _named(paths),
-        "format": FORMATS[data["format"]],
-        "cutoff": float(radius),
-    }
+    raw: Table = {"files": _named(paths), "format": FORMATS[data["format"]], "cutoff": float(radius)}
     raw |= {"max_neighbours": most} if most else {}
     raw |= {"file_parts": [PARTS[part] for part in PARTS if part in paths]} if "total" not in paths else {}
     if raw["format"] == "lsms":

@@ -232,10 +232,7 @@ CASES: Mapping[str, tuple[Callable[..., Any], Mapping[str, Make]]] = {
     ),
     "outer_sum": (outer.outer_sum, {"directions": _of("edges channels", "edges 3", rest="topology")}),
     "along_directions": (outer.along_directions, {"directions": _of("edges 3", "rows 3 channels", rest="topology")}),
-    "along_channels": (
-        outer.along_channels,
-        {"directions": _of("edges channels", "rows 3 channels", rest="topology")},
-    ),
+    "along_channels": (outer.along_channels, {"directions": _of("edges channels", "rows 3 channels", rest="topology")}),
     "segment_sum": (segments.segment_sum, WITH_HEADS),
     "segment_mean": (segments.segment_mean, MESSAGES),
     "segment_max": (segments.segment_max, WITH_HEADS),

@@ -42,13 +42,7 @@ class GraphUNet(nn.Module):
     graph and not learned, means stand for the nodes instead of a few of them, and states are added where they come back to.
     """
 
-    def __init__(
-        self,
-        layers: Sequence[nn.Module],
-        levels: int,
-        channels: int,
-        degrees: Collection[int],
-    ) -> None:
+    def __init__(self, layers: Sequence[nn.Module], levels: int, channels: int, degrees: Collection[int]) -> None:
         super().__init__()
         self.layers = nn.ModuleList(layers)
         self.schedule = v_cycle(len(layers), levels)

@@ -8,16 +8,8 @@ from ase.data import covalent_radii
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from hydragnn.kernels.pointwise import (
-    LEAST,
-    bessel_functions,
-    envelope_at,
-    gaussian_functions,
-    radial_functions,
-)
-from hydragnn.kernels.pointwise import (
-    RADIAL as ROWS,
-)
+from hydragnn.kernels.pointwise import LEAST, bessel_functions, envelope_at, gaussian_functions, radial_functions
+from hydragnn.kernels.pointwise import RADIAL as ROWS
 
 ELEMENTS_WITH_RADIUS = 96
 """Covalent radii are known from hydrogen to curium; the published programs give all others 0.2 Angstrom."""

@@ -47,9 +47,5 @@ def edges_of(lengths: Float[Tensor, " edges"], basis: RadialFeatures) -> Message
     topology = Topology(senders=ends + 1, receivers=ends, num_columns=2, num_rows=2)
     owner = torch.zeros(2, dtype=torch.int64)
     return MessageGraph(
-        topology=topology,
-        owner=owner,
-        nodes_per_graph=torch.tensor([2]),
-        vectors=lengths.unsqueeze(-1),
-        basis=basis,
+        topology=topology, owner=owner, nodes_per_graph=torch.tensor([2]), vectors=lengths.unsqueeze(-1), basis=basis
     )

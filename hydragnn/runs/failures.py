@@ -59,8 +59,7 @@ def failure_of(error: BaseException) -> Failure:
         or any(text in low for text in OUT_OF_MEMORY)
     ):
         return Failure(
-            kind="out_of_memory",
-            message=f"{first or 'no memory left'}; use smaller batches or a smaller model",
+            kind="out_of_memory", message=f"{first or 'no memory left'}; use smaller batches or a smaller model"
         )
     if isinstance(error, LaunchError):
         return Failure(kind="launch", message=message)

@@ -68,8 +68,7 @@ def within_memory(run: Assembly, plan: RunPlan, ranks: Ranks, heartbeat: Callabl
             shown.append(placed_branch(branch, replace(branch.train.placement, micro_batches=parts)))
     count = len(run.data.branches)
     return replace(
-        run,
-        data=replace(run.data, branches=tuple(shown[:count]), replay=shown[count] if run.data.replay else None),
+        run, data=replace(run.data, branches=tuple(shown[:count]), replay=shown[count] if run.data.replay else None)
     )
 
 
