@@ -23,7 +23,6 @@ from hydragnn.base.settings import Settings
 
 GROUP = "hydragnn.callbacks"
 """Entry-point group of callbacks; the name of an entry is its kind."""
-
 Values = Mapping[str, float | None]
 """Numbers of an epoch by name."""
 
@@ -81,7 +80,6 @@ class TrainingCallback(Settings, ABC):
 
     curves: ClassVar[tuple[str, ...]] = ()
     """Names of numbers that ``epoch`` returns, for objectives of searches."""
-
     optional: ClassVar[bool] = False
     """True where an error after ``begin`` is a note, as of loggers."""
 
@@ -150,7 +148,6 @@ class MlflowLogger(TrainingCallback):
 
     uri: str | None = None
     """Tracking server; absent: the file ``mlflow.db`` in the run folder."""
-
     experiment: str = "hydragnn"
     """Name of the experiment, which is made where it is missing."""
 
@@ -193,7 +190,6 @@ class WandbLogger(TrainingCallback):
 
     project: str = "hydragnn"
     """Name of the project."""
-
     mode: str = "offline"
     """offline: files in the run folder; online: a server, with your login."""
 

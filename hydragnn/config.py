@@ -119,7 +119,6 @@ class BranchSettings(Settings):
 
     name: str = Field(default="", pattern="^[A-Za-z0-9_-]*$")
     """Stands behind the names of its targets, ``energy@metals``; letters, digits, ``_`` and ``-``."""
-
     weight: float = Field(default=1.0, gt=0)
     """Times that an epoch shows each of its training graphs: 1 once, 2 twice, 0.5 every second epoch."""
 

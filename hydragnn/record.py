@@ -17,7 +17,6 @@ VERSION = 1
 Status = Literal["running", "paused", "finished", "stopped", "failed"]
 FINISHED: tuple[Status, ...] = ("finished", "stopped")
 """Ends of runs that have a result: after all epochs, or early."""
-
 Seconds = Annotated[float, pydantic.Field(ge=-1, le=1e12)]
 """Measured time; of differences of clocks a little below zero, too."""
 

@@ -23,10 +23,8 @@ from hydragnn.layers import DistanceTransform, MessageGraph, NodeInputs, RadialF
 
 Sight = Literal["lengths", "directions", "triplets", "edge_features", "edge_kinds", "species"]
 """Inputs that a layer can use; positions are used as lengths or directions only."""
-
 Statistic = Literal["degrees", "species"]
 """Statistics of the training part: ``degrees`` are mean log(degree + 1) and mean degree of its nodes, ``species`` their atomic numbers."""
-
 Use = Literal["graph", "stages", "pooling"]
 """Use of a model that a part may not allow: ranks that share a graph, stages of layers, coarser levels."""
 

@@ -23,7 +23,6 @@ from hydragnn.layers import MessageGraph, RadialFeatures, SphericalBesselBasis, 
 
 OUTPUT_LAYERS = 3
 """Hidden layers of the network that reads messages at a node, as in the paper."""
-
 EDGES = -1
 """Key of states that holds messages of edges, handed from layer to layer."""
 
@@ -44,25 +43,18 @@ class DimeNetSettings(GeometricSettings):
 
     num_layers: int = Setting(default=4, ge=1, le=64)
     """Interaction blocks."""
-
     num_radial: int = Setting(default=6, ge=1, le=64)
     """Radial basis functions per edge, and radial functions per degree of the basis of distance and angle."""
-
     num_spherical: int = Setting(default=7, ge=1, le=7)
     """Degrees of the basis of distance and angle: Legendre polynomials of 0 to num_spherical - 1."""
-
     int_emb_size: int = Setting(default=32, ge=1, le=4096)
     """Channels of what is summed over triplets; the paper has half of hidden_dim."""
-
     basis_emb_size: int = Setting(default=8, ge=1, le=512)
     """Width between the two linear maps of every basis."""
-
     out_emb_size: int = Setting(default=128, ge=1, le=4096)
     """Channels of the network that reads messages at a node; the paper has twice hidden_dim."""
-
     num_before_skip: int = Setting(default=1, ge=0, le=16)
     """Residual networks of an interaction before the skip connection."""
-
     num_after_skip: int = Setting(default=2, ge=0, le=16)
     """Residual networks of an interaction after the skip connection."""
 

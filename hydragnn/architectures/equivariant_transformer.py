@@ -25,7 +25,6 @@ class EquivariantTransformerSettings(GeometricSettings):
 
     radial: Literal["bessel", "sinc", "gaussian", "exponential"] = "exponential"
     """Radial basis: exponential (Gaussians of exp(-5 r / cutoff), as published), or those of other architectures."""
-
     heads: int = Setting(default=8, ge=1, le=64)
     """Attention heads; they divide hidden_dim."""
 

@@ -22,7 +22,6 @@ class GATv2Settings(GeometricSettings):
 
     heads: int = Setting(default=4, ge=1, le=64)
     """Attention heads, whose outputs lie side by side; they divide hidden_dim."""
-
     negative_slope: float = Setting(default=0.2, ge=0, le=1)
     """Slope of LeakyReLU below zero: 0.2 as in the authors' code."""
 

@@ -29,7 +29,6 @@ from hydragnn.layers import (
 
 Path = tuple[int, int, int]
 """Degree of the sender's state, of the edge's harmonics, and of the message."""
-
 SILU_GAIN = 1.676532470331092
 """1 / sqrt(mean of silu(x)^2) for a normal x."""
 

@@ -118,10 +118,8 @@ class TensorNetSettings(GeometricSettings):
 
     num_layers: int = Setting(default=2, ge=1, le=64)
     """Message-passing layers (interactions) after the tensors of neighbourhoods."""
-
     num_radial: int = Setting(default=32, ge=1, le=512)
     """Radial basis functions per edge."""
-
     radial: Literal["bessel", "sinc", "gaussian", "exponential"] = "exponential"
     """Radial basis: exponential (Gaussians of exp(-5 r / cutoff), as published), or those of other architectures."""
 

@@ -12,7 +12,6 @@ R = TypeVar("R")
 
 WHOLE = ("validation", "saving")
 """Phases that nothing inside divides."""
-
 FIRST, EVERY, OFTEN = 16, 128, 13
 """First steps, which are all divided; steps to the next that waits for a device, half as long again at most; and on a host."""
 

@@ -20,10 +20,8 @@ from hydragnn.base.errors import InputError
 
 FLOOR, RATIO = 2**28, 300
 """Bytes that any file may become in memory, and times its size that a larger one may. Zeros shrink to a thousandth."""
-
 WITH_MARK = (".csv", ".dat", ".json", ".toml", ".tsv", ".txt")
 """Suffixes of text that is read with and without a byte order mark of UTF-8."""
-
 STREAMS: dict[bytes, Callable[[Path], Any]] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ\0": lzma.open}
 """Functions that unpack a file, by its first bytes."""
 

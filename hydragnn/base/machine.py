@@ -13,7 +13,6 @@ from hydragnn.base.errors import InputError
 
 Workers = int | Literal["auto"]
 """Processes of this machine; ``auto``: as many as it has room for."""
-
 ROOM = 10**9
 """Bytes that a worker takes beside its batches."""
 

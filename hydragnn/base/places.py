@@ -18,10 +18,8 @@ from hydragnn.base.limits import status_of
 
 MANIFEST = "manifest.json"
 """File that makes a folder a store."""
-
 INDEX = "md.idx"
 """File that makes a folder a set of ADIOS2."""
-
 StorePlace = Path | tuple[Path, ...]
 """A store, or several that are one."""
 

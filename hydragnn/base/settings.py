@@ -22,7 +22,6 @@ NotNegative = Annotated[float, pydantic.Field(ge=0, allow_inf_nan=False)]
 Count = Annotated[int, pydantic.Field(ge=0)]
 Fraction = Annotated[float, pydantic.Field(gt=0, lt=1)]
 """Between 0 and 1, and neither."""
-
 LARGEST, DEEPEST = 10**7, 100
 """Bytes of a TOML file, and levels of an assignment; what is larger is something else."""
 
@@ -53,10 +52,8 @@ class Settings(pydantic.BaseModel):
 
     acts_with: ClassVar[Mapping[str, ActsWith]] = {}
     """Settings that act only under a condition, besides those of base classes; ``train.stage_two`` is one of the section ``train``."""
-
     removed: ClassVar[Mapping[str, Any]] = {}
     """Keys of earlier versions, with the one value that is left out; ... for any. ``REMOVED`` refuses them in users' tables."""
-
     seldom: ClassVar[frozenset[str]] = frozenset()
     """Sections and keys that ``to_json`` leaves out where they are absent or the default."""
 

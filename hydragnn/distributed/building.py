@@ -31,19 +31,14 @@ from hydragnn.graphs.field import field_from_json
 
 SMALLEST, LARGEST = 64, 65_536
 """Graphs of a block."""
-
 ROUNDS = 4
 """Blocks per process. Where graphs are not counted, a block holds so small a part of the graphs before it, for each process, that none has much more to do than another."""
-
 PARTS = 512
 """Blocks of counted graphs shrink to this part of all, or to one per process, so that all processes end together."""
-
 LOOK = 1024
 """Graphs of others that a process passes between two looks at whether it shall go on."""
-
 SECONDS = 0.5
 """Time between two looks at the notes of others, for a process that works."""
-
 NOWHERE = -1
 """Block of a failure that concerns all blocks."""
 

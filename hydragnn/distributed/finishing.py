@@ -8,25 +8,18 @@ from hydragnn.distributed.group import Group
 
 LATE = 2.0
 """Work is done again by an idle rank when it takes this many times as long as expected."""
-
 AT_LEAST = 2.0
 """Seconds that work may take whatever was expected."""
-
 HELPERS = 16
 """Ranks that look for late work; more of them would only crowd the file system."""
-
 HESITATION = 60.0
 """Seconds after which others do what the first living rank should have begun."""
-
 LOOKS = 15.0
 """Looks at shared folders per second, of all helpers together, and of all others."""
-
 PAUSES = 0.002, 0.5
 """Seconds between two questions to the store, at least and at most, for a rank that waits."""
-
 QUESTIONS = 2000
 """Questions to the store per second, of all ranks together, at most."""
-
 PART_OF_WAIT = 0.125
 """Part of the time waited so far after which a rank asks again."""
 

@@ -137,7 +137,6 @@ def make_cutter(mesh: Mesh, node_cost: int) -> Cutter:
 
 IDLE = timedelta(days=20)
 """Time that ranks wait for a batch; a first rank that died is noticed at once."""
-
 DONE, FAILED = -1, -2
 """In place of a model's number: the prediction has ended."""
 

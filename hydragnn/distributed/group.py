@@ -34,25 +34,18 @@ Meet = Callable[["Group", Path], AbstractContextManager[dist.Store]]
 
 BEAT = 2.0
 """Seconds between two signs of life of a rank on another machine, at least."""
-
 BEATS_PER_SECOND = 500
 """Signs of life of all ranks together, at most."""
-
 SILENT_BEATS = 15
 """Signs of life that may be missing before a rank counts as dead."""
-
 STOPPED = 5.0
 """Seconds after which a rank of this machine that was stopped (SIGSTOP) counts as dead."""
-
 PAUSE = 0.02
 """Seconds between two questions to the store of a rank that waits."""
-
 FAREWELL = 10.0
 """Seconds that the last ranks are given, once everything is done, before the rank that wrote the file leaves."""
-
 PATIENCE = 60
 """Times ``FAREWELL`` that rank 0 waits for the others where another rank wrote the file."""
-
 LAST_SECONDS = 5.0
 """Seconds that a local worker has to leave once everything is done."""
 

@@ -249,7 +249,6 @@ def on_interfaces(gloo: str, nccl: str) -> Iterator[None]:
 
 SECONDS_FOR_THE_FIRST = 5.0
 """Seconds that a failing rank stays, so that rank 0 can write down why before the launcher ends it."""
-
 SECONDS_TO_BE_READ = 1.0
 """Seconds that the launcher has to pass on output; when a rank ends the job, it drops what it has not read."""
 

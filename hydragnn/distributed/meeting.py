@@ -33,13 +33,10 @@ from hydragnn.distributed.launch import Launch, LaunchError, host_name, machine_
 
 PATIENCE = timedelta(minutes=10)
 """Time that a rank waits for a silent peer; a peer that died is noticed at once."""
-
 NOTE_AFTER = 2.0
 """Seconds after which a rank that waits for others says so."""
-
 MANY = 64
 """Beyond so many ranks, and where MPI tells them, only the first two say that they wait."""
-
 DESCRIPTORS = "/proc/self/fd" if sys.platform == "linux" else "/dev/fd"
 """Folder in which the system names the open files of this process."""
 

@@ -59,7 +59,6 @@ def stage_schedule(stage: int, stages: int, chunks: int, micro_batches: int) -> 
 
 STATES, ADJOINTS, TANGENTS, GRADIENTS = range(4)
 """Sweeps with forces: states, derivatives of the energy, gradients by these and those."""
-
 COSTS = (1, 2, 2, 4)
 """Time of a chunk in each sweep, roughly."""
 

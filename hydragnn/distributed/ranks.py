@@ -29,10 +29,8 @@ from hydragnn.distributed.windows import windows_closed
 
 LOOK_EVERY = 5.0
 """Seconds between two looks at a neighbour."""
-
 LOOKS = 9
 """Looks in a row that must find it stopped. Looks are counted, because a whole job may be suspended and resumed."""
-
 OnStopped = Callable[[int, str], None]
 """Called with the number of a stopped rank, and a sentence, before it is ended."""
 

@@ -12,10 +12,8 @@ from torch import Tensor, nn
 
 Blocks = list[Tensor]
 """States ``[nodes, channels, 2 l + 1]``, by irreps."""
-
 Irreps = Sequence[tuple[int, int]]
 """Channels and degree l of every block; parities are natural."""
-
 Path = tuple[int, int, int]
 """Degrees of two factors and of their product."""
 

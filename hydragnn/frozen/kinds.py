@@ -49,10 +49,8 @@ def translated(weights: Mapping[str, Tensor], generation: str) -> dict[str, Tens
 
 OPTIONAL = re.compile(r"aggr_module\.(init_)?avg_deg_(lin|log)$|num_batches_tracked$")
 """Buffers that only some versions of libraries store."""
-
 MISFIT = re.compile(r"mismatch for (\S+): .* torch\.Size\(\[([\d, ]*)\]\) .* torch\.Size\(\[([\d, ]*)\]\)")
 """Names, and sizes in the checkpoint and in the model, in messages of torch."""
-
 EMBEDDING = re.compile(r"(node_emb|edge_emb|pos_emb|rel_pos_emb|node_lin|edge_lin|node_embedding\.linear)\.|rbf\.freq$")
 """Names of embeddings, and of frequencies of radial functions."""
 

@@ -19,7 +19,6 @@ from hydragnn.layers import SphericalHarmonics
 ELEMENTS = 118
 NODES_AT_ONCE = 512
 """Nodes whose products are in memory at the same time."""
-
 SILU_SCALE = 1.6791767923989418
 """1 / sqrt(mean of silu(x)^2), as e3nn samples it."""
 

@@ -37,13 +37,10 @@ class PublicSettings(ArchitectureSettings):
 
     checkpoint: dict[str, Any]
     """Settings and generation of the code that wrote it."""
-
     columns: list[str]
     """Node fields that are the columns of ``x``, in their order."""
-
     images: bool = True
     """Graphs that it was trained on have edges through periodic images."""
-
     edge_lengths: float = 0
     """Unit of lengths that are edge features; 0 for others or none."""
 
@@ -174,10 +171,8 @@ class Output(HeadSettings):
 
     extensive: bool = False
     """It grows with the number of nodes: an energy."""
-
     references: dict[str, float] = Setting(default_factory=dict)
     """Energies of elements that it is without, by atomic number."""
-
     derivative_of: str | None = None
     """Energy that it is the force of."""
 

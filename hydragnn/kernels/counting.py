@@ -21,10 +21,8 @@ PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot")
 SUMS = ("index_add", "scatter_add", "scatter_reduce", "embedding_dense_backward", "cumsum")
 LARGE: Mapping[str, int] = {"softmax": 4, "layer_norm": 9, "fused_adamw": 12, "fused_sgd": 5}
 """Operations per number of the largest input, of calls with these words in their names."""
-
 UNREAD = ("zero", "fill", "copy")
 """Calls that write their first tensor without a read."""
-
 FREE = ("_unsafe_view", "_local_scalar", "empty", "new_empty")
 """Beginnings of names of calls that move nothing."""
 

@@ -14,10 +14,8 @@ from torch.autograd import Function
 T = TypeVar("T")
 Form = Callable[..., Tensor]
 """One way to compute an op, without derivatives: called with its tensors, then with its structure."""
-
 Gradients = Callable[..., tuple[Tensor, ...] | None]
 """Function of tensors, incoming gradient and structure: gradients of all tensors, or None if it does not serve them."""
-
 ANYWHERE = "any"
 """The name of the form in plain torch, for devices that have no form of their own."""
 

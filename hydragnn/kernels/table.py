@@ -19,10 +19,8 @@ from hydragnn.kernels.orders import Options, Tensors, in_orders
 
 Functions = Callable[[Tensor], Sequence[Tensor]]
 """From x ``[items]`` to the values of several functions, ``[items, channels]`` each."""
-
 FEWEST, MOST = 512, 8192
 """Intervals of a table: those of the first try, and those of the largest."""
-
 NEAR_ZERO = 1e-9
 """Position of the first knot as a share of the end: some functions are quotients without a value at zero."""
 

@@ -21,19 +21,14 @@ RADIUS, POWER = 0.46850, 0.23  # Angstrom, of the screening length
 
 FLAT, ALIKE = 0.90, 0.94
 """Shares of the shortest trained distance: below the first, learned parts see no change of a distance; from the second on they see it as it is."""
-
 FULL, BEGIN = 0.82, 0.92
 """Shares of the shortest trained distance: repulsion without ``stiffness`` begins below the second, and is complete below the first."""
-
 JOINED = 1.05
 """Unit of shares over the shortest trained distance, where the repulsion goes on with the trained force: it begins at .987 of that distance."""
-
 BARE = 0.5
 """Share below which nuclei repel as bare ones do."""
-
 USUAL = 0.3
 """Stiffness where no forces tell it."""
-
 ANSWERS = {ANYWHERE: False, "cpu": True}
 """Devices that are asked whether there are contacts."""
 

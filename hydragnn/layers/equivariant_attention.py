@@ -15,10 +15,8 @@ from hydragnn.layers.split_plan import LayerSplit, Plan
 
 HIGHEST = 30.0
 """Largest score: weights differ by a factor of exp of twice of it at most, and no sum of them overflows in single precision."""
-
 NUM_RADIAL = 16
 """Radial functions of a pair, unless settings say otherwise."""
-
 FAR = 3
 """Cutoffs of the architecture over which the lengths of all pairs of a graph are told apart, where attention has no cutoff of its own."""
 

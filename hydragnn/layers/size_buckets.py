@@ -12,10 +12,8 @@ from hydragnn.kernels import segment_sum, spread
 
 MORE = 0.125
 """A bucket has at most so many more pairs of nodes than its graphs, as a share,"""
-
 MORE_PER_NODE = 4
 """and beside them so many for every node, which matters in small graphs alone;"""
-
 MOST = 4096
 """but never more than this many: about what a call takes in time, and few bytes where arrays of pairs are kept."""
 

@@ -13,7 +13,6 @@ from hydragnn.layers.message_graph import MessageGraph
 
 GENERIC = (0.5698402909980532, 0.7548776662466927, 0.3247179572447460)
 """A direction that no two images of a node share a component along, but for accidents of one in a million."""
-
 CLOSE = 1e-6
 """Share of squares of vectors: a reverse is opposite but for rounding; other images are whole cells apart."""
 

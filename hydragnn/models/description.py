@@ -55,7 +55,6 @@ def merged_degrees(sums: Iterable[tuple[float, int, int]]) -> GraphStatistics:
 
 MOST_SPECIES = 118
 """Largest atomic number."""
-
 DEGREE_OF = {"scalar": 0, "vector": 1, "tensor": 1}
 """Degree of the states that a field of each parity is read from; tensors are products of vectors."""
 

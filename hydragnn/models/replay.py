@@ -21,14 +21,12 @@ from hydragnn.models.heads.modules import EdgeHead, IndexedNodeHead
 
 Recorder = Callable[[Callable[[], Any]], tuple[Callable[[], object], Any]]
 """Function of a function: what repeats its computation in place, and its result."""
-
 USES = 2
 """Batches of a size that are computed as they are before one is recorded, which takes as long as three: some sizes come once or twice."""
 
 
 MOST = 128
 """Recordings that are kept; each has a batch of its own on the device, and a graph of a thousand kernels."""
-
 LATER = 1000
 """Uses after which a size that could not be recorded is tried again."""
 

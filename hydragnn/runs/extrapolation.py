@@ -25,16 +25,12 @@ from hydragnn.training.parameters import SHARDED_BLOCKS
 
 DIFFERENCE = 0.25
 """Share by which repeats of a measurement may differ."""
-
 HIDDEN = 0.5
 """Share of the computation in which an accelerator sums gradients."""
-
 SUMS = 2
 """Sums of a few numbers in every step: labels and signals; ranks with other weights also sum the norm."""
-
 RANKS = 64
 """Ranks, at most, whose shares of a batch are looked at."""
-
 MANY = 2**19
 """Graphs, at most, that are dealt to ranks for a look at their shares."""
 

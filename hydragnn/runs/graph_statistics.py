@@ -29,10 +29,8 @@ Reduce = Callable[[NDArray[np.float64]], NDArray[Any]]
 
 SAMPLE, PIECES = 200, 12
 """Graphs (and as many nearest) whose forces measure pair forces, and linear pieces of those in the logarithm of distances."""
-
 SOFTEST = 0.15
 """Least force of a pair at its shortest distance, as a share of that of its nuclei."""
-
 OFTEN = 20
 """Graphs in which pairs of elements have limits of their own: shortest distances of fewer say little about the next graph."""
 

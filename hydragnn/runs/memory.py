@@ -28,10 +28,8 @@ from hydragnn.training.loop import gradient_of_share
 
 DEVICE_SHARE = 0.9
 """Share of an accelerator's memory for tensors, without libraries and gaps."""
-
 EPOCHS = 16
 """Epochs, at most, whose batches are looked at for their sizes."""
-
 LOOKED_AT = 500
 """Batches after which no further epoch is looked at."""
 

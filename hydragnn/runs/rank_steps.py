@@ -36,7 +36,6 @@ Layouts take turns, so that a short disturbance meets none of them alone.
 
 LONG = 1.0
 """Seconds, about, of the longest step that is measured."""
-
 PARTS = 4
 """Parts of a batch for every stage."""
 
@@ -48,10 +47,8 @@ At first, noise is less than it becomes.
 
 SHORT, WIDE, FEWEST, LIMIT = 32, 256, 8, 60.0
 """Most graphs of these steps, fewest parts, and seconds of all."""
-
 Seconds = NDArray[np.float64]
 """Seconds of bytes, and seconds of latency."""
-
 OnStep = Callable[[str, float | None], None]
 """Callback with the next measurement, and about how many seconds are left."""
 

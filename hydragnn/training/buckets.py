@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 BYTES = 4 * 2**20
 """Least size of a block: smaller sums take as long as their latency."""
-
 Wait = Callable[[], object]
 """Waits for what was begun; on a GPU only work that is queued there later does."""
 

@@ -33,7 +33,6 @@ class DevicePlacement:
     """Ranks compute equally many parts, since they gather weights together."""
     pad: Callable[[GraphBatch], GraphBatch] | None = None
     """Pads parts for steps that are replayed on the device."""
-
     cut: Callable[[GraphBatch], GraphBatch] | None = None
     """Returns this rank's part of graphs that ranks share."""
 

@@ -22,7 +22,6 @@ from hydragnn.training.pieces import Piece, whole_piece
 
 ALIGNMENT = 64
 """Bytes; every weight begins on such a boundary, so that matrix kernels give the same bits in every process."""
-
 SHARDED_BLOCKS = 48
 """Blocks, about, of weights that are gathered one after the other: up to eight are in memory at once, as weights, gradients and copies of gloo."""
 

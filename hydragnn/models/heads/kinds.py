@@ -68,10 +68,8 @@ class _NumberHead(HeadSettings):
 
     distribution: Literal["point", "gaussian"] = "point"
     """point: a value; gaussian: mean and variance, trained with ``loss = "nll"``."""
-
     loss: NumberLoss = "mse"
     """Loss on normalised values; relative: norm of a graph's error over the norm of its label, for fields whose size varies."""
-
     per_node: bool = False
     """Divide the error of a graph field by the number of nodes in the loss (energies: loss per atom)."""
 
@@ -354,7 +352,6 @@ class _TurningHead(_PooledHead):
 
     pool: Literal["sum", "mean"] | None = None
     """Pooling of values of nodes into one of the graph (only there): sum or mean (the default)."""
-
     network: ClassVar[type[VectorHead] | type[TensorHead]]
     """Network of this kind."""
 
