@@ -223,8 +223,7 @@ class GeometricSettings(ArchitectureSettings):
         present = [cutoff for cutoff in cutoffs if cutoff is not None]
         cutoff = min(present) if present else CUTOFF
         envelope = ENVELOPE if len(present) == len(cutoffs) else "none"
-        choice = {"cutoff": self.cutoff or cutoff, "envelope": self.envelope or envelope}
-        return self.model_copy(update=choice)
+        return self.model_copy(update={"cutoff": self.cutoff or cutoff, "envelope": self.envelope or envelope})
 
 
 def _class_of(value: Mapping[str, Any]) -> type[ArchitectureSettings]:
@@ -408,8 +407,7 @@ def radial_basis(
     Lengths are transformed by ``transform``; edge features are appended. Runs complete the settings from the store; elsewhere the
     cutoff defaults to 5 with a polynomial envelope.
     """
-    cutoff = CUTOFF if settings.cutoff is None else settings.cutoff
-    envelope = settings.envelope or ENVELOPE
+    cutoff, envelope = settings.cutoff or CUTOFF, settings.envelope or ENVELOPE
     exponent = settings.envelope_exponent
     return RadialFeatures(cutoff, settings.num_radial, settings.radial, envelope, spec.edge_width, transform, exponent)
 
@@ -426,8 +424,7 @@ def architectures() -> Mapping[str, type[Architecture]]:
 
 
 def _names() -> list[str]:
-    room = sys.modules[__package__].__path__
-    return sorted(info.name for info in pkgutil.iter_modules(room) if info.name != "base")
+    return sorted(one.name for one in pkgutil.iter_modules(sys.modules[__package__].__path__) if one.name != "base")
 
 
 def _defined_in(name: str) -> type[Architecture]:
@@ -449,8 +446,7 @@ def architecture_of(kind: str) -> type[Architecture]:
     """
     if kind in _names() and (own := _defined_in(kind)).kind == kind:
         return own  # whatever the other files hold
-    parent = "hydragnn.architectures.Architecture"
-    words = {"where": "model.kind", "noun": "architecture", "parent": parent}
+    words = {"where": "model.kind", "noun": "architecture", "parent": "hydragnn.architectures.Architecture"}
     architecture = class_of_kind(kind, architectures(), Architecture, group=GROUP, **words)
     if not issubclass(getattr(architecture, "Settings", type), ArchitectureSettings):
         raise InputError(

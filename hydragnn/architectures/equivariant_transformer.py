@@ -112,9 +112,8 @@ class ScalarVectorAttention(nn.Module):
         d_vectors = gather_outer_sum(values[1], filters[1], graph.directions, graph.sharing)
         if mixed is not None and vectors is not None:
             update = values[2].unsqueeze(-2) * self.own(vectors)  # [nodes, dim, channels]
-            d_vectors = (
-                d_vectors + gather_multiply_sum(update, filters[2], graph.sharing) + at_zero[2].unsqueeze(-2) * update
-            )
+            d_vectors = d_vectors + gather_multiply_sum(update, filters[2], graph.sharing)
+            d_vectors = d_vectors + at_zero[2].unsqueeze(-2) * update
             d_vectors = d_vectors + self.outs[2](attended).unsqueeze(-2) * mixed[2]
         return d_scalars, d_vectors
 

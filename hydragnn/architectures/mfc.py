@@ -44,9 +44,8 @@ class MFCLayer(nn.Module):
         """Increments of degree 0."""
         received = gather_multiply_sum(states[0], None, graph.topology)  # [nodes, channels]
         joined = torch.cat([states[0], received], dim=-1)  # [nodes, 2 channels]
-        return {
-            0: silu(self.by_degree(joined, graph.once(("by degree", self.max_degree), lambda: self.degrees(graph))))
-        }
+        degrees = graph.once(("by degree", self.max_degree), lambda: self.degrees(graph))
+        return {0: silu(self.by_degree(joined, degrees))}
 
     def degrees(self, graph: MessageGraph) -> Classes:
         """Return the degree of every node, up to the largest with weights."""

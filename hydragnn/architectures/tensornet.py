@@ -62,8 +62,7 @@ class TensorParts(nn.Module):
     def matrices(self, parts: States) -> Float[Tensor, "nodes 3 3 channels"]:
         """X of every node and channel."""
         components = torch.cat([parts[0].unsqueeze(1), parts[1], parts[2]], dim=1)  # [nodes, components, channels]
-        entries = self.rows.T.to(components.dtype) @ components
-        return entries.unflatten(1, (3, 3))
+        return (self.rows.T.to(components.dtype) @ components).unflatten(1, (3, 3))
 
     def parts(self, matrices: Float[Tensor, "nodes 3 3 channels"]) -> States:
         """Number, vector and symmetric part of matrices: what ``matrices`` makes them of."""
@@ -229,7 +228,7 @@ class TensorLayer(nn.Module):
         matrices = self.tensors.matrices(change)
         square = self.tensors.parts(product(matrices, matrices))
         new = {degree: change[degree] + square[degree] for degree in DEGREES}
-        return {0: states[0] + self.dropout(new[0]), 1: states[1] + new[1], 2: states[2] + new[2]}
+        return {degree: states[degree] + (one if degree else self.dropout(one)) for degree, one in new.items()}
 
     def messages(self, own: States, graph: MessageGraph) -> States:
         """M: sums over neighbours, the node itself among them."""

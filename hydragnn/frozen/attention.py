@@ -58,8 +58,7 @@ def embed(model: nn.Module, graph: FrozenGraph) -> FrozenGraph:
             parts.append(has[name](encoding))
     x = has["node_lin"](torch.cat(nodes, dim=1)) if len(nodes) > 1 else nodes[0]
     if edges:
-        both = has["edge_lin"](torch.cat(edges, dim=1)) if len(edges) > 1 else edges[0]
-        graph = replace(graph, edge_attr=both)
+        graph = replace(graph, edge_attr=has["edge_lin"](torch.cat(edges, dim=1)) if len(edges) > 1 else edges[0])
     return replace(graph, x=x)
 
 

@@ -122,8 +122,7 @@ class _SchNetLayer(nn.Module):
             edges = near_nodes(graph.pos, graph.batch, self.radius, self.most)
             graph = replace(graph, edge_index=edges, edge_shifts=None)
         lengths = graph.lengths()
-        extra = {"lengths": lengths, "gaussians": self.module_1(lengths)}
-        return self.module_2(inv, pos, replace(graph, extra=extra))
+        return self.module_2(inv, pos, replace(graph, extra={"lengths": lengths, "gaussians": self.module_1(lengths)}))
 
 
 class SchNet(FrozenModel):
@@ -226,8 +225,7 @@ class DimeNet(RadialModel):
         first, second = triplets(graph.edge_index, len(inv))
         vectors, lengths = graph.vectors(), graph.extra["lengths"]
         near, far = vectors[second], vectors[second] + vectors[first]
-        sines = torch.linalg.vector_norm(torch.linalg.cross(near, far), dim=1)
-        angles = torch.atan2(sines, (near * far).sum(1))
+        angles = torch.atan2(torch.linalg.vector_norm(torch.linalg.cross(near, far), dim=1), (near * far).sum(1))
         angular = lengths.new_zeros(0, self.settings.required("num_spherical") * self.sizes[0])
         if len(first):  # it cannot reshape what is empty
             angular = self.sbf(lengths, angles, first)

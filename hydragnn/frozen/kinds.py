@@ -57,11 +57,10 @@ EMBEDDING = re.compile(r"(node_emb|edge_emb|pos_emb|rel_pos_emb|node_lin|edge_li
 
 def build(settings: FrozenSettings, weights: Mapping[str, Tensor], dtype: torch.dtype = torch.float32) -> FrozenModel:
     """Return the model with its weights; InputError where they do not fit."""
-    kind = KINDS[settings.kind]
     tensors = translated(weights, settings.generation)
     with torch.device("meta"):  # nothing is allocated before sizes are found to fit
-        load(kind(settings), tensors)
-    model = kind(settings)
+        load(KINDS[settings.kind](settings), tensors)
+    model = KINDS[settings.kind](settings)
     load(model, {name: tensor.clone() for name, tensor in tensors.items()})
     return model.to(dtype)
 

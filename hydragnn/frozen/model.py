@@ -44,8 +44,7 @@ class FrozenModel(nn.Module):
         edge_dim = settings.hidden_dim if settings.global_attn_engine == attention.GPS else settings.edge_dim
         channels = [settings.hidden_dim] * settings.num_conv_layers
         for layer, norm in self.layers(inputs, channels, edge_dim, normed=self.normed):
-            last = len(self.graph_convs) == len(channels) - 1
-            self.graph_convs.append(attention.wrap(settings, layer, last=last))
+            self.graph_convs.append(attention.wrap(settings, layer, last=len(self.graph_convs) == len(channels) - 1))
             self.feature_layers.append(norm)
         self._add_conditioning()
         self._add_heads()
@@ -159,9 +158,7 @@ class FrozenModel(nn.Module):
         return outputs
 
     def _convolved(self, modules: nn.ModuleList, inv: Tensor, equiv: Tensor | None, graph: FrozenGraph) -> Tensor:
-        pairs = list(modules)
-        if self.settings.last_conv_layer_only:
-            pairs = pairs[-2:]
+        pairs = list(modules)[-2 if self.settings.last_conv_layer_only else 0 :]
         for layer, norm in zip(pairs[0::2], pairs[1::2]):
             inv, equiv = layer(inv, equiv, graph)
             inv = self.activation_function(norm(inv))

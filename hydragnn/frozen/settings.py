@@ -145,7 +145,8 @@ class FrozenSettings(pydantic.BaseModel, frozen=True, extra="ignore"):
     @pydantic.model_validator(mode="before")
     @classmethod
     def _with_arithmetic(cls, table: dict[str, Any]) -> dict[str, Any]:
-        return arithmetic_of(str(table.get("kind")), str(table.get("generation"))) | table
+        kind, generation = str(table.get("kind")), str(table.get("generation"))
+        return {flag: generation in old.get(kind, old.get("*", ())) for flag, old in ARITHMETIC.items()} | table
 
     @property
     def draws_anew(self) -> bool:
@@ -231,12 +232,10 @@ def table_of(config: Any, weights: Mapping[str, Tensor]) -> dict[str, Any]:
         table |= {"num_gaussians": table.get("num_filters"), "num_filters": table.get("num_gaussians")}
     if kind == "CGCNN" and not table.get("global_attn_engine"):
         table["hidden_dim"] = table["input_dim"]
-    shapes = {name: tuple(tensor.shape) for name, tensor in weights.items()}
-    heads = zip(table["output_type"], table["output_dim"], strict=True)
-    attributes = 0
-    for name, shape in shapes.items():
+    heads, attributes = zip(table["output_type"], table["output_dim"], strict=True), 0
+    for name, tensor in weights.items():
         if (more := CONDITIONERS.get(name.removeprefix("module.").removeprefix("model."))) is not None:
-            attributes = shape[1] - more * shape[0]
+            attributes = tensor.shape[1] - more * tensor.shape[0]
     mode = table.get("graph_attr_conditioning_mode", "concat_node").lower()
     conditioning = mode if table.get("use_graph_attr_conditioning") else None
     if conditioning == "fuse_pool" and not attributes and (kind == "MACE" or "graph" not in table["output_type"]):
@@ -263,11 +262,6 @@ def table_of(config: Any, weights: Mapping[str, Tensor]) -> dict[str, Any]:
         "graph_attributes": attributes,
         "vector_biases": any(name.endswith(("update_U.bias", "update_X.bias")) for name in weights),
     }
-
-
-def arithmetic_of(kind: str, generation: str) -> dict[str, bool]:
-    """Return the flags of a version."""
-    return {flag: generation in kinds.get(kind, kinds.get("*", ())) for flag, kinds in ARITHMETIC.items()}
 
 
 def variables_of(config: Mapping[str, Any]) -> tuple[list[Any], list[int], int]:

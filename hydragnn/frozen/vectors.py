@@ -34,8 +34,7 @@ class _PaiNNMessage(nn.Module):
             filters = filters * self.edge_filter(graph.edge_attr)
         of_vectors, of_edges, messages = (filters * self.scalar_message_mlp(scalars)[column]).chunk(3, dim=1)
         along = vectors[column] * of_vectors.unsqueeze(1) + outer(extra["directions"] / extra["lengths"], of_edges)
-        count = len(scalars)
-        return scalars + summed(messages, row, count), vectors + summed(along, row, count)
+        return scalars + summed(messages, row, len(scalars)), vectors + summed(along, row, len(scalars))
 
 
 class _PNAEqMessage(Statistics):
@@ -109,9 +108,8 @@ class PAINN(FrozenModel):
         self.cutoff = self.settings.required("radius")
 
     def _layer(self, in_dim: int, out_dim: int, *, number: int, last: bool, edge_dim: int) -> nn.Module:
-        bias = self.settings.vector_biases
         message = self.message(self.settings, in_dim, edge_dim)
-        return _VectorLayer(message, in_dim, out_dim, last=last, bias=bias)
+        return _VectorLayer(message, in_dim, out_dim, last=last, bias=self.settings.vector_biases)
 
     def _start(self, graph: FrozenGraph) -> tuple[Tensor, Tensor | None, FrozenGraph]:
         inv, _, graph = super()._start(graph)

@@ -53,10 +53,8 @@ def with_data(model: Imported, place: Path) -> tuple[Imported, GraphStore, Seque
         (source,) = settings.stores
     graphs: Sequence[int] = range(len(source))
     branches = model.files.source.branches
-    named, known = (
-        model.files.source.paths.get(f"branch-{model.branch}"),
-        BRANCH in {one.name for one in source.fields()},
-    )
+    named = model.files.source.paths.get(f"branch-{model.branch}")
+    known = BRANCH in {one.name for one in source.fields()}
     numbers = source.column(BRANCH).values.reshape(-1) if branches > 1 and known else np.zeros(0)
     if branches > 1 and (not named or len(np.unique(numbers)) > 1):
         if not known:

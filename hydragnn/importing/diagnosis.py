@@ -118,8 +118,7 @@ class Case:
         """Return a failure with its size, unless rounding explains it."""
         if self.graph is None:
             return evidence
-        other = other or self.outputs(None, *flags)
-        own = self.outputs()
+        own, other = self.outputs(), other or self.outputs(None, *flags)
         change = largest_change(own, other)
         if change <= SMALL:
             return "not suffered", f"{evidence}; outputs stay as they are"
@@ -163,10 +162,8 @@ class Case:
         names, scripts = self.checkpoint.weights, self.settings.generation not in (*OLD, "v4.0")  # they are of 2026
         lost = [name for name in names if scripts and (name.startswith("module.") or LATE.match(name))]
         if lost and self.settings.generation == "v4.0+":
-            return (
-                "cannot be told",
-                "scripts for inference lose names that begin with module.; v4.0 had none, and no key tells the version",
-            )
+            evidence = "scripts for inference lose names that begin with module.; v4.0 had none"
+            return "cannot be told", f"{evidence}, and no key tells the version"
         return bool(lost) and f"its scripts for inference skip {len(lost)} of {len(names)} names, as {lost[0]}"
 
     @rule(5, "task-parallel training leaves embeddings and frequencies as they began", "there are none")
@@ -306,15 +303,12 @@ class Case:
             return "not suffered", f"a checkpoint of epoch {early[0]} was written before the last epoch"
         if keys and self.logged:
             return "not suffered", f"{len(self.logged)} validation losses are logged"
-        if (
-            keys and self.logged is not None and not self.epochs and self.settings.generation not in OLD
-        ):  # which log none
+        logs = self.settings.generation not in OLD  # which log none
+        if keys and self.logged is not None and not self.epochs and logs:
             last = -(-len(self.parts.get("trainset", ())) // (self.training.get("batch_size") or 1))
             if "Checkpoint" in keys and not 0 < self.steps == last * (self.training.get("num_epoch") or 0):
-                return (
-                    "cannot be told",
-                    f"event files end before the {self.steps} steps of the checkpoint, as in a killed run",
-                )
+                evidence = f"event files end before the {self.steps} steps of the checkpoint, as in a killed run"
+                return "cannot be told", evidence
             return f"{', '.join(keys)} did not act: event files have no loss, so that HYDRAGNN_VALTEST was 0"
         return bool(keys) and ("cannot be told", f"{', '.join(keys)}: no file keeps HYDRAGNN_VALTEST")
 

@@ -127,9 +127,8 @@ def logged_losses(folder: Path) -> list[float] | None:
     for file in filter(Path.is_file, [*events, *folder.glob("run.log")]):
         with suppress(OSError), file.open("rb") as log:  # a loss that nobody may read is none
             contents[file] = content = log.read(LONGEST)
-            losses += [struct.unpack("<f", own)[0] for own in EVENT.findall(content)] or map(
-                float, LINE.findall(content)
-            )
+            logged = [struct.unpack("<f", own)[0] for own in EVENT.findall(content)]
+            losses += logged or map(float, LINE.findall(content))
     bare = bool(events) and all(BEGIN in contents[file] and len(contents[file]) < SHORT for file in events)
     return losses if losses or bare else None
 

@@ -144,8 +144,7 @@ class PublicModel(Architecture):
         super().__init__(settings, spec)
         self.layers = nn.ModuleList([Unchanged()])
         frozen = settings.frozen  # energy and forces, or what heads give
-        widths = [head.dim * (1 + frozen.variance) for head in frozen.heads]
-        self.outputs = 4 if frozen.interatomic else sum(widths)
+        self.outputs = 4 if frozen.interatomic else sum(head.dim for head in frozen.heads) * (1 + frozen.variance)
 
     @classmethod
     def node_inputs(cls, settings: PublicSettings, fields: Sequence[Field]) -> Any:

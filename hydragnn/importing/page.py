@@ -150,8 +150,7 @@ def import_folder(path: Path, out: Path, top_k: int | None = None) -> Import:
             try:
                 errors = write_run(model, store.path, run, out)
             except InputError as error:
-                cause = "" if store.place is None else cause_of_nan(model, store.place)
-                failures.append(InputError(f"{error}{cause}"))
+                failures.append(InputError(f"{error}{'' if store.place is None else cause_of_nan(model, store.place)}"))
                 continue
             write_tuning(model, store.path, run)
             findings = diagnose(case_of(model, run, store.path, store.place))
@@ -188,8 +187,7 @@ def _import_configuration(path: Path, out: Path) -> Import:
         f"{builds} --set {quote('files=' + json.dumps([file], ensure_ascii=False))} --out {quote(str(out / branch['data']['store']))}"
         for file, branch in zip(files.build["files"], branches)
     ] or [f"{builds} --out {quote(str(out / files.run['data']['store']))}"]
-    source = Source(read_json(path), path)
-    notes = [*files.notes, *diagnose_configuration(source)]
+    notes = [*files.notes, *diagnose_configuration(Source(read_json(path), path))]
     commands.append(f"hydragnn train {quote(str(out / 'run.toml'))} --out RUN")
     origin, words = str(path.resolve()), "a configuration names them"
     return Import(out=out, source=origin, models=(), data=words, left_out=notes, next=commands)

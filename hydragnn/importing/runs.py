@@ -171,11 +171,10 @@ def write_tuning(model: Imported, data: Path | None, out: Path) -> None:
     ]
     heads[0] |= {"references": own} if (own := model.reading.by_element) else {}
     up, store = "" if data is not None and data.parent == out else "../", "data.h5" if data is None else data.name
+    has_parts = part_numbers(None if data is None else open_store(data))
     table = {
         "data": {"store": f"{up}{store}"},
-        "split": GIVEN
-        if part_numbers(None if data is None else open_store(data))
-        else {},  # its test graphs never train
+        "split": GIVEN if has_parts else {},  # its test graphs never train
         "start": {"model": "."},
         "model": {},
         "heads": heads,

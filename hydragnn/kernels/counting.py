@@ -158,12 +158,8 @@ def launch_amounts(name: str, inputs: Iterable[Any], options: Mapping[str, Any])
     if name not in ("sum_rows", "multiply_ends", "dot_ends"):
         return KERNELS.get(name, 3.0) * every, moved
     along = int(options["TANGENTS"]).bit_count()
-    factors, items, widths = (
-        len(operands) - along,
-        max(map(len, tensors)),
-        [one[:1].numel() for one in (*operands, out)],
-    )
-    numbers = items * max(widths)
+    factors, widths = len(operands) - along, [one[:1].numel() for one in (*operands, out)]
+    numbers = max(map(len, tensors)) * max(widths)
     flops = numbers * ((factors > 1) + (out.numel() < numbers)) + max(0, factors - 2) * numbers / max(1, min(widths))
     functions = (0, 1, 7)[options.get("FUNCTION", 0)] * max(one.numel() for one in operands)
     return float(max(1, along) * (flops + functions)), moved

@@ -61,9 +61,8 @@ def assemble(
     if start is None:
         model: GraphModel | BranchedModel = build_branched(descriptions, plan.training.seed)
     else:
-        model = build_from_description(merged_limits(start, descriptions[0]), plan.training.seed).to(
-            start.trained.dtype
-        )
+        model = build_from_description(merged_limits(start, descriptions[0]), plan.training.seed)
+        model = model.to(start.trained.dtype)
         absent, factors = load_start(model, start), rate_factors(model, start)
         notes = [*notes, *start.notes]
         if absent:
@@ -107,8 +106,7 @@ def placement_on(mesh: Mesh, plan: RunPlan, placement: DevicePlacement) -> Devic
     placement = replace(placement, micro_batches=parts, in_step=mesh.size("shard") > 1)
     if mesh.size("graph") == 1:
         return placement
-    cost = plan.branches[0].model.architecture.node_cost
-    return replace(placement, cut=make_cutter(mesh, cost))
+    return replace(placement, cut=make_cutter(mesh, plan.branches[0].model.architecture.node_cost))
 
 
 def begin_on(

@@ -347,12 +347,8 @@ class RunCallback:
                 self.progress.end(sentence)
 
 
-PLACES = {
-    "begin": "before epoch {}",
-    "epoch": "after epoch {}",
-    "rung": "after a segment",
-    "end": "after the last epoch",
-}
+PLACES = {"begin": "before epoch {}", "epoch": "after epoch {}"}
+PLACES |= {"rung": "after a segment", "end": "after the last epoch"}
 """Moments of callbacks as errors name them."""
 
 
@@ -415,9 +411,8 @@ def best_weights(state: TrainState, mesh: Mesh) -> dict[str, Tensor]:
         shapes.update(json.loads(text))
     weights: dict[str, Tensor] = {}
     for name, shape in shapes.items():
-        own = [span for span in spans if span.name == name]
         part = best.new_zeros(shape)
-        for span in own:
+        for span in (one for one in spans if one.name == name):
             local = best.new_zeros(prod(span.piece.local_shape))
             local[span.first : span.last] = best[span.at : span.at + span.last - span.first]
             span.piece.put(local, part)

@@ -226,13 +226,13 @@ def load_checkpoint(path: Path, state: TrainState, mesh: Mesh, identity: Mapping
     _check(path, saved, state, mesh, identity)
     files = TensorFiles(path, saved.index)
     totals = files.read("totals", (saved.ranks, *state.totals.shape), torch.float64)
-    read = {}
-    for name, value in state.tensors().items():
-        if value.dim():
-            read[name] = read_vector(files, name, saved.layout, state.parameters.spans, value)
-        else:
-            read[name] = files.read(name, (), value.dtype)
-    state.parameters.load(read)
+    spans, vectors = state.parameters.spans, state.tensors()
+    state.parameters.load(
+        {
+            name: read_vector(files, name, saved.layout, spans, one) if one.dim() else files.read(name, (), one.dtype)
+            for name, one in vectors.items()
+        }
+    )
     if saved.ranks == mesh.size(*ITEMS):
         state.totals.copy_(totals[mesh.item])
     elif mesh.item == 0:
@@ -274,13 +274,9 @@ def _check(
                 "resume with what the run began with, or start a new run in another folder"
             )
     own = {name: list(shape) for name, shape in state.parameters.shapes.items()}
-    stages = mesh.size("pipeline")
-    same = own.items() <= saved.shapes.items() if stages > 1 else own == saved.shapes
-    if (
-        not same
-        or saved.layout.keys() != saved.shapes.keys()
-        or set(saved.index.tensors) != {*state.tensors(), "totals"}
-    ):
+    same = own.items() <= saved.shapes.items() if mesh.size("pipeline") > 1 else own == saved.shapes
+    is_whole = saved.layout.keys() == saved.shapes.keys()
+    if not same or not is_whole or set(saved.index.tensors) != {*state.tensors(), "totals"}:
         raise InputError(f"checkpoint {path} holds another model; it was written by a different version of the program")
 
 
@@ -300,8 +296,7 @@ def merged(layouts: Sequence[SavedLayout], lengths: Sequence[int]) -> SavedLayou
     whole: dict[str, list[SavedPart]] = {}
     for layout, start in zip(layouts, accumulate(lengths, initial=0)):
         for name, parts in layout.items():
-            moved = [part.model_copy(update={"at": start + part.at}) for part in parts]
-            whole.setdefault(name, []).extend(moved)
+            whole.setdefault(name, []).extend(one.model_copy(update={"at": start + one.at}) for one in parts)
     return {name: tuple(parts) for name, parts in whole.items()}
 
 
@@ -313,8 +308,7 @@ def read_vector(
     for span in spans:
         out = vector[span.at : span.at + span.last - span.first]
         parts = layout[span.name]
-        rows = span.piece.dim, span.piece.rows
-        own = [part for part in parts if (part.dim, part.rows) == rows]
+        own = [part for part in parts if (part.dim, part.rows) == (span.piece.dim, span.piece.rows)]
         if not _read(files, name, own, span.first, out):
             out.copy_(span.piece.of(_whole(files, name, span, parts, out.dtype)).flatten()[span.first : span.last])
     return vector

@@ -20,17 +20,9 @@ from hydragnn.record import Failure, read_record, write_record
 from hydragnn.runs.attempt import Fenced, RunAttempt
 from hydragnn.training.context import Diverged
 
-OUT_OF_MEMORY = (
-    "out of memory",
-    "out_of_device_memory",
-    "out_of_host_memory",
-    "can't allocate memory",
-    "cannot allocate memory",
-    "unable to allocate",
-    "bad_alloc",
-    "status_alloc_failed",
-    "failed to map segment",
-)
+OUT_OF_MEMORY: tuple[str, ...] = ("out of memory", "out_of_device_memory", "out_of_host_memory", "bad_alloc")
+OUT_OF_MEMORY += ("can't allocate memory", "cannot allocate memory", "unable to allocate", "failed to map segment")
+OUT_OF_MEMORY += ("status_alloc_failed",)
 NO_MEMORY_FOR_A_MESSAGE = "[enforce fail a"  # of "[enforce fail at alloc_cpu.cpp": what a string holds without the heap
 PEER_LOST = ("connection closed by peer", "connection reset", "gloo", "nccl", "broken pipe", "timed out")
 SECONDS_FOR_PEERS = 5.0
@@ -53,21 +45,16 @@ def failure_of(error: BaseException) -> Failure:
     low, first = message.lower(), message.partition("\n")[0]
     if isinstance(error, Diverged):
         return Failure(kind="diverged", message=f"{message}; lower the learning rate or clip the gradient")
-    if (
-        isinstance(error, MemoryError | torch.OutOfMemoryError)
-        or low == NO_MEMORY_FOR_A_MESSAGE
-        or any(text in low for text in OUT_OF_MEMORY)
-    ):
-        return Failure(
-            kind="out_of_memory", message=f"{first or 'no memory left'}; use smaller batches or a smaller model"
-        )
+    lacks = isinstance(error, MemoryError | torch.OutOfMemoryError) or low == NO_MEMORY_FOR_A_MESSAGE
+    if lacks or any(text in low for text in OUT_OF_MEMORY):
+        message = f"{first or 'no memory left'}; use smaller batches or a smaller model"
+        return Failure(kind="out_of_memory", message=message)
     if isinstance(error, LaunchError):
         return Failure(kind="launch", message=message)
     if isinstance(error, InputError):
         return Failure(kind="configuration", message=message)
-    if isinstance(error, dist.DistError) or (
-        isinstance(error, RuntimeError) and any(text in low for text in PEER_LOST)
-    ):
+    of_torch = isinstance(error, RuntimeError) and any(text in low for text in PEER_LOST)
+    if of_torch or isinstance(error, dist.DistError):
         # gloo has a place in its source in front, and wishes good luck behind
         reason, _, _ = re.sub(r"^\[[^]]*\] ", "", first).partition(". ")
         return Failure(kind="lost_node", message=f"another rank is gone: {reason}")

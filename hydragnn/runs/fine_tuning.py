@@ -96,9 +96,8 @@ def open_start(settings: StartSettings, model: ModelDescription, store: GraphSto
     extended = extended_model(trained, new).eval().requires_grad_(False)
     retained, heads = kept_heads(old, model)
     notes = [f"the head of {field} is {word}" for field, word in heads.items() if word != "kept"]
-    notes += [
-        f"{one} is new to the start: its embedding begins as that of {two}" for one, two in symbols_of(new).items()
-    ]
+    for one, other in symbols_of(new).items():
+        notes.append(f"{one} is new to the start: its embedding begins as that of {other}")
     if earlier is None:
         notes.append(
             "forgetting is not measured: the data of the start are not where they were, or have changed; start.store names them"
@@ -384,9 +383,9 @@ def rate_factors(model: GraphModel, start: OpenStart) -> dict[str, float]:
     factors = {}
     for name, parameter in model.named_parameters():
         inputs = name.startswith(("node_inputs", "edge_inputs", "condition_inputs"))
-        number = (
-            int(name.removeprefix(prefix).split(".")[0]) + 1 if name.startswith(prefix) else 0 if inputs else layers
-        )
+        number = 0 if inputs else layers
+        if name.startswith(prefix):
+            number = int(name.removeprefix(prefix).split(".")[0]) + 1
         is_open = any(parameter is table for table in of_elements)
         is_frozen = number <= settings.freeze and settings.freeze > 0 and not is_open
         factors[name] = 1.0 if name.startswith("heads.") else 0.0 if is_frozen else settings.encoder_rate

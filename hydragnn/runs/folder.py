@@ -43,16 +43,8 @@ INDIFFERENT = {
 sees calibrate an ensemble, how much memory a step may take, and what else is written when. Nor does any depend on the section parallel."""
 
 
-CONTINUED = (
-    "epochs",
-    "learning_rate",
-    "schedule",
-    "plateau_patience",
-    "warmup_epochs",
-    "clip_norm",
-    "patience",
-    "stage_two",
-)
+CONTINUED: tuple[str, ...] = ("epochs", "learning_rate", "schedule", "plateau_patience", "warmup_epochs")
+CONTINUED += ("clip_norm", "patience", "stage_two")
 """Settings under [train] that a resumed run may change: its state has the same meaning with all of them."""
 
 
@@ -172,17 +164,15 @@ def check_nothing_else(out: Path, resume: bool) -> None:
         raise InputError(f"{out} is {kind}, and a run would be mixed into it; choose another --out")
     if resume or kind or not out.exists():
         return
-    config = out / "config.json"
+    config, own = out / "config.json", {*FIRST_FILES, "checkpoints"}
     if config.is_file():
+        own.add("model")
         try:
             stored_config(config)
         except InputError as error:
             raise InputError(f"{config} is not the configuration of a run ({error}); choose another --out") from error
-    own = {*FIRST_FILES, "checkpoints", "model"} if config.is_file() else {*FIRST_FILES, "checkpoints"}
-    foreign = sorted(
-        entry.name for entry in out.iterdir() if entry.name not in own and not LEFT_BEHIND.fullmatch(entry.name)
-    )
-    if foreign:
+    names = {entry.name for entry in out.iterdir()} - own
+    if foreign := sorted(name for name in names if not LEFT_BEHIND.fullmatch(name)):
         raise InputError(f"{out} holds {foreign[0]}, which belongs to no run; choose another --out")
 
 
@@ -212,10 +202,9 @@ def identity(record: RunRecord) -> dict[str, Any]:
 
 def identities(record: RunRecord, out: Path) -> dict[str, Collection[str]]:
     """Return the hashes of a run's checkpoints, also by earlier versions."""
-    begun = [read_json(out / "config.json")] if (out / "config.json").is_file() else []
-    earlier = earlier_record(out)
-    recorded = [earlier.config] if earlier else []
-    whole = {digest(decisive(table)) for table in (record.config, *begun, *recorded)}
+    begun, earlier = out / "config.json", earlier_record(out)
+    tables = [record.config, *([read_json(begun)] if begun.is_file() else []), *([earlier.config] if earlier else [])]
+    whole = {digest(decisive(table)) for table in tables}
     own = {name: {value} for name, value in identity(record).items()}
     return {**own, "configuration_hash": own["configuration_hash"] | whole}
 
@@ -267,8 +256,7 @@ def essential(config: dict[str, Any]) -> dict[str, Any]:
     {'data': {}, 'train': {'seed': 1}}
     """
     table = decisive(config)
-    kept = {key: value for key, value in table.get("train", {}).items() if key not in CONTINUED}
-    return {**table, "train": kept}
+    return {**table, "train": {key: one for key, one in table.get("train", {}).items() if key not in CONTINUED}}
 
 
 def differences(before: object, now: object, path: str = "") -> list[str]:
@@ -280,12 +268,8 @@ def differences(before: object, now: object, path: str = "") -> list[str]:
     ['base_batch was not set, is 2 now']
     """
     if isinstance(before, dict) and isinstance(now, dict):
-        keys = [*dict.fromkeys([*before, *now])]
-        return [
-            entry
-            for key in keys
-            for entry in differences(before.get(key), now.get(key), f"{path}.{key}" if path else str(key))
-        ]
+        below = [(key, f"{path}.{key}" if path else str(key)) for key in {**before, **now}]
+        return [entry for key, place in below for entry in differences(before.get(key), now.get(key), place)]
     form = "{} was {}, is {} now" if None in (before, now) else "{}: {}, now {}"
     words = ["not set" if value is None else value for value in (before, now)]
     return [] if before == now else [form.format(path, *words)]

@@ -78,9 +78,8 @@ def species_of(branch: BranchData, cache: StatisticsCache) -> list[int]:
         row[species_in(branch.store.read(graphs, [ATOMIC_NUMBERS]))] = 1
         return row
 
-    return cached_rows(
-        branch, cache, {"what": "species"}, MOST_SPECIES + 1, present, lambda rows: np.flatnonzero(rows.sum(0))
-    )
+    of = {"what": "species"}
+    return cached_rows(branch, cache, of, MOST_SPECIES + 1, present, lambda rows: np.flatnonzero(rows.sum(0)))
 
 
 def range_of(name: str, branches: Sequence[BranchData], caches: Caches) -> tuple[float, float]:
@@ -156,16 +155,14 @@ def close_range_of(
     for model, branch in zip(models, data.branches):
         angstrom = length_in_angstrom(branch.store.attributes)
         reach = getattr(model.model, "cutoff", None) or cutoff_of(branch.store.attributes)
-        cutoff = None if reach is None else reach * angstrom
-        settings.append(Closest(species=species, cutoff=cutoff, angstrom=angstrom))
+        settings.append(Closest(species=species, cutoff=reach and reach * angstrom, angstrom=angstrom))
     rows = [_rows(*one) for one in zip(data.branches, caches, settings)]
     described = []
     for model, branch, cache, of, own in zip(models, data.branches, caches, settings, rows):
         limits = of.limits(np.concatenate(rows))
         names = [head.derivatives["forces"] for head in model.heads if "forces" in head.derivatives]
         shares = _stiffness(branch, cache, names[0], limits, dict(zip(of.pairs, own.reshape(3, -1).T))) if names else []
-        limits = replace(limits, stiffness=tuple((a, b, share) for a, b, share in shares))
-        limits = replace(limits, energies=energies_of(model, branch))
+        limits = replace(limits, stiffness=tuple(map(tuple, shares)), energies=energies_of(model, branch))
         described.append(replace(model, close_range=limits))
     return described
 
@@ -218,10 +215,8 @@ def stiffness_of(batch: GraphBatch, name: str, limits: CloseRangeLimits) -> list
     matrix = coo_matrix((values.ravel(), (rows.ravel(), columns.repeat(3))), shape=shape)
     # damped by the usual misfit: in small cells, images of a pair hide its force, and the usual one stays
     usual = np.tile(USUAL * 0.5 ** np.arange(PIECES + 1), len(nearest))
-    shares = lsqr(matrix.tocsr(), forces, damp=0.03 * forces.std() + 1e-9, x0=usual)[0][:: PIECES + 1].clip(
-        SOFTEST, 1.0
-    )
-    return [(int(a), int(b), round(float(share), 3)) for a, b, share in zip(*kinds, shares)]
+    shares = lsqr(matrix.tocsr(), forces, damp=0.03 * forces.std() + 1e-9, x0=usual)[0][:: PIECES + 1]
+    return [(int(a), int(b), round(float(share), 3)) for a, b, share in zip(*kinds, shares.clip(SOFTEST, 1.0))]
 
 
 def _rows(branch: BranchData, cache: StatisticsCache, closest: Closest) -> NDArray[np.float64]:

@@ -77,8 +77,7 @@ def unlabelled(store: GraphStore, split: Split, targets: Sequence[Target]) -> li
             raise InputError(
                 f"no graph of the training part has a value of {target.name}; choose another split or field"
             )
-    valid = split.valid
-    names = [target.name for target in targets if not label_numbers(store, valid, target.field)[0]]
+    names = [target.name for target in targets if not label_numbers(store, split.valid, target.field)[0]]
     if len(names) == len(targets):
         raise InputError(
             f"the validation part has no label of {', '.join(names)}, so that no best epoch can be chosen; change the split, or label some of "
@@ -161,8 +160,7 @@ def neighbour_changes(batch: GraphBatch, energy: str, forces: str) -> Float64[nd
     rows = []
     cells, offsets = batch.cell.numpy(), batch.node_offsets.tolist()
     positions, pull = batch.positions.numpy(), batch[forces].double().numpy()
-    lacking = batch.owner("node")[(~batch[forces].isfinite()).any(dim=1)]
-    usable = usable.index_fill(0, lacking, False)
+    usable[batch.owner("node")[(~batch[forces].isfinite()).any(dim=1)]] = False
     numbers, energies = batch[ATOMIC_NUMBERS].numpy(), batch[energy].double().flatten().numpy()
     for graph in np.flatnonzero(usable.numpy()).tolist():
         own_rows = slice(offsets[graph], offsets[graph + 1])

@@ -197,5 +197,4 @@ def allocations(compute: Callable[[], object]) -> Int64[ndarray, " changes"]:
     finally:
         threads = _disable_profiler_legacy()
     events = [event for thread in threads for event in thread if str(event.kind()) == "memory_alloc"]
-    changes = [event.cpu_memory_usage() for event in events]
-    return np.array([change for change in changes if change], dtype=np.int64)
+    return np.array([change for event in events if (change := event.cpu_memory_usage())], dtype=np.int64)

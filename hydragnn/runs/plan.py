@@ -218,8 +218,7 @@ def plan_run(
         start = open_start(settings, plans[0].model, plans[0].store, plans[0].split)
         if settings.replay and start.earlier is not None:
             weight, (store, split) = Fraction(str(settings.replay)), start.earlier
-            store = with_absent(store, plans[0].model)
-            replay = replace(plans[0], weight=weight, store=store, split=split)
+            replay = replace(plans[0], weight=weight, store=with_absent(store, plans[0].model), split=split)
     return RunPlan(
         table=config.to_json(),
         branches=tuple(plans),
@@ -242,9 +241,8 @@ def input_fields(
     for name in targets:
         if name not in fields:
             raise InputError(f"heads: the store has no field {name}; {nearest(name, sorted(fields))}")
-    names = asked
-    if names is None:
-        names = [name for name, field in fields.items() if field.role == "input" and name not in unseen]
+    readable = [name for name, field in fields.items() if field.role == "input" and name not in unseen]
+    names = readable if asked is None else asked
     for name in names:
         if name not in fields:
             raise InputError(f"data.inputs: the store has no field {name}; {nearest(name, sorted(fields))}")

@@ -121,16 +121,8 @@ def prepare_data(
             if plan.start is not None:
                 scales = of_earlier_data(plan.start, scales, drafts[0].plan.model)
             train = training_feed(of, scales, reading)
-        replay = replace(
-            branches[0],
-            name="replay",
-            weight=of.weight,
-            store=of.store,
-            split=of.split,
-            train=train,
-            valid=(),
-            valid_feed=None,
-        )
+        data: dict[str, Any] = {"weight": of.weight, "store": of.store, "split": of.split, "train": train}
+        replay = replace(branches[0], name="replay", valid=(), valid_feed=None, **data)
     return RunData(branches=tuple(branches), seed=plan.training.seed, replay=replay)
 
 
@@ -229,9 +221,8 @@ def check_once(plan: BranchPlan, cache: StatisticsCache) -> None:
     used = np.concatenate([plan.split.train, plan.split.valid])
     looked = False
 
-    def check(graphs: NDArray[np.int64]) -> None:
-        needed = model.required_inputs
-        check_graphs(store, graphs, [*model.fields], needed=needed, stress=stress, alive=cache.heartbeat)
+    fields, needed = [*model.fields], model.required_inputs
+    check = partial(check_graphs, store, fields=fields, needed=needed, stress=stress, alive=cache.heartbeat)
 
     def look() -> bool:
         nonlocal looked
@@ -239,14 +230,8 @@ def check_once(plan: BranchPlan, cache: StatisticsCache) -> None:
         check_on_all(check, used, cache.ranks)
         return True
 
-    of = {
-        "what": "valid graphs",
-        "graphs": digest_of(used),
-        "fields": sorted(model.fields),
-        "needed": model.required_inputs,
-        "stress": stress,
-    }
-    cache.value(of, look)
+    of = {"graphs": digest_of(used), "fields": sorted(fields), "needed": needed, "stress": stress}
+    cache.value({"what": "valid graphs", **of}, look)
     disk, ranks = disk_store(store), cache.ranks
     if looked:
         return
@@ -374,8 +359,7 @@ class ValidationParts:
 
 def with_elements(names: Sequence[str], normalisation: Normalisation) -> list[str]:
     """The names, and the atomic numbers where reference values need them."""
-    extra = [ATOMIC_NUMBERS] if normalisation.references and ATOMIC_NUMBERS not in names else []
-    return [*names, *extra]
+    return [*dict.fromkeys([*names, ATOMIC_NUMBERS])] if normalisation.references else [*names]
 
 
 def normalise_store(

@@ -147,12 +147,8 @@ def versions() -> dict[str, str]:
     """Versions of what computes."""
     from hydragnn import __version__
 
-    return {
-        "hydragnn": __version__,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "numpy": np.__version__,
-    }
+    own = {"hydragnn": __version__, "python": platform.python_version()}
+    return {**own, "torch": torch.__version__, "numpy": np.__version__}
 
 
 def hardware(device: torch.device) -> dict[str, str | int]:

@@ -338,10 +338,5 @@ def measured_network(ranks: Ranks) -> Interconnect:
     moved = 2 * (ranks.size - 1) / ranks.size * (SIZES[1] - SIZES[0])
     within = moved / max(min(times[1]) - min(times[0]), 1e-9)
     latency = float(np.median(times[0])) / (2 * ceil(log2(ranks.size)))
-    return Interconnect(
-        latency=latency,
-        inside=latency,
-        within=within,
-        between=within * ranks.size / ranks.nodes,
-        source=f"measured with {ranks.size} ranks on {ranks.nodes} node(s)",
-    )
+    between, source = within * ranks.size / ranks.nodes, f"measured with {ranks.size} ranks on {ranks.nodes} node(s)"
+    return Interconnect(latency=latency, inside=latency, within=within, between=between, source=source)

@@ -75,8 +75,7 @@ def reason_against(run: Assembly, ranks: int, *, limited: bool) -> str:
 
 def with_note(run: Assembly, note: str) -> Assembly:
     """Return the run with one more note in its record."""
-    notes = [*run.record.notes, note]
-    return replace(run, record=replace(run.record, notes=notes))
+    return replace(run, record=replace(run.record, notes=[*run.record.notes, note]))
 
 
 def recorded_branches(run: Assembly, record: Recorder) -> tuple[RecordedSteps, ...]:
@@ -122,8 +121,7 @@ def check_equal(run: Assembly, branch: BranchData, plain: EagerSteps, recorded: 
     finally:
         state.model.train()
         state.parameters.zero_gradient()
-    half = plain.precision == "bf16"
-    tolerance = torch.finfo(torch.bfloat16 if half else batch.positions.dtype).eps ** 0.5
+    tolerance = torch.finfo(torch.bfloat16 if plain.precision == "bf16" else batch.positions.dtype).eps ** 0.5
     for name, values in ours.items():
         error = float((theirs[name] - values).norm() / values.norm().clamp_min(1e-30))
         if not error <= tolerance:

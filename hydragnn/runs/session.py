@@ -213,10 +213,8 @@ def train_to_end(run: Assembly, callback: RunCallback, until: int | None) -> Run
     callback.heartbeat()
     if run.context.device.type == "cuda" or callback.stopwatch.seconds > UNHURRIED:
         peaks, used = peaks_of(run.context.device, settings.precision), callback.stopwatch.used
-        flops, moved = (
-            max(used.peak_flops, peaks.flops),
-            max(used.peak_bytes, peaks.bytes),
-        )  # measured beside other work
+        # measured beside other work
+        flops, moved = max(used.peak_flops, peaks.flops), max(used.peak_bytes, peaks.bytes)
         callback.stopwatch.used = replace(used, peak_flops=flops, peak_bytes=moved)
     record = callback.write(state, status=status)  # whatever comes later
     if run.start is not None and status != "paused":

@@ -20,16 +20,8 @@ from hydragnn.models.saving import write_tensors
 
 TensorType = Literal["F64", "F32", "F16", "BF16", "I64", "I32", "U8", "BOOL"]
 
-DTYPES: dict[TensorType, torch.dtype] = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
-}
+DTYPES: dict[TensorType, torch.dtype] = {"I64": torch.int64, "I32": torch.int32, "U8": torch.uint8, "BOOL": torch.bool}
+DTYPES |= {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 """Types of numbers by their names in safetensors files."""
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
@@ -102,8 +94,8 @@ def joined(parts: Sequence[TensorIndex]) -> TensorIndex:
             elif len(new.shape) == 1:
                 end = old.shape[0]
                 moved = [piece.model_copy(update={"start": (end + piece.start[0],)}) for piece in new.pieces]
-                whole = {"shape": (end + new.shape[0],), "pieces": (*old.pieces, *moved)}
-                tensors[name] = old.model_copy(update=whole)
+                shape, pieces = (end + new.shape[0],), (*old.pieces, *moved)
+                tensors[name] = old.model_copy(update={"shape": shape, "pieces": pieces})
     return TensorIndex(files=files, tensors=tensors)
 
 

@@ -215,19 +215,14 @@ def fitted_trees(
     """Fit boosted trees to what shares of species leave."""
     from sklearn.ensemble import HistGradientBoostingRegressor
 
-    settings = {
-        "max_leaf_nodes": LEAVES - 1,
-        "min_samples_leaf": _leaf(rest),
-        "early_stopping": False,
-        "random_state": 0,
-    }
-    models = [HistGradientBoostingRegressor(max_iter=TREES, **settings).fit(features, column) for column in rest.T]
+    settings = {"max_iter": TREES, "max_leaf_nodes": LEAVES - 1, "min_samples_leaf": _leaf(rest)}
+    settings |= {"early_stopping": False, "random_state": 0}
+    models = [HistGradientBoostingRegressor(**settings).fit(features, column) for column in rest.T]
     trees = [tree.nodes for model in models for (tree,) in model._predictors]
     nodes, tree = np.concatenate(trees), np.repeat(np.arange(len(trees)), [*map(len, trees)])
     is_leaf, start = nodes["is_leaf"].astype(np.bool_), np.searchsorted(tree, tree)
-    before = np.append(
-        0, is_leaf.cumsum()
-    )  # leaves; a node comes before those on its left, and these before the others
+    # leaves; a node comes before those on its left, and these before the others
+    before = np.append(0, is_leaf.cumsum())
     place, inner = before[:-1] - before[start], np.flatnonzero(~is_leaf)
     on_left = before[start[inner] + nodes["right"][inner]] - before[inner]
     value = np.zeros((len(trees), LEAVES))
@@ -265,18 +260,12 @@ def fitted_linear(
 
     of_features, shape = terms(features, first, products=products), rest.shape[1]
     if not of_features.shape[1]:
-        none = np.zeros(0)
-        return Linear(
-            shares=shares, first=first, mean=none, scale=none, slopes=np.zeros((0, shape)), intercept=np.zeros(shape)
-        )
+        none, slopes, intercept = np.zeros(0), np.zeros((0, shape)), np.zeros(shape)
+        return Linear(shares=shares, first=first, mean=none, scale=none, slopes=slopes, intercept=intercept)
     scaler, ridge = StandardScaler(), RidgeCV(alphas=np.logspace(-6, 4, 11), alpha_per_target=True)
     ridge.fit(scaler.fit_transform(of_features).clip(-FARTHEST, FARTHEST), rest)
-    facts = {
-        "mean": scaler.mean_,
-        "scale": scaler.scale_,
-        "slopes": np.atleast_2d(ridge.coef_).T,
-        "intercept": np.atleast_1d(ridge.intercept_),
-    }
+    facts = {"mean": scaler.mean_, "scale": scaler.scale_, "slopes": np.atleast_2d(ridge.coef_).T}
+    facts |= {"intercept": np.atleast_1d(ridge.intercept_)}
     return Linear(shares=shares, first=first, products=products, **facts)
 
 

@@ -46,12 +46,6 @@ def label_counts_of(field: Field, store: GraphStore, graphs: NDArray[np.int64]) 
     return np.bincount(labels.reshape(-1), minlength=field.classes)
 
 
-def label_frequencies(field: Field, store: GraphStore, graphs: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return the smoothed share of each class among the labels."""
-    counts = label_counts_of(field, store, graphs) + 1.0
-    return np.asarray(counts / counts.sum(), dtype=np.float64)
-
-
 def balanced_weights(target: Target, store: GraphStore, train: NDArray[np.int64]) -> Target:
     """Return the target with balanced weights in numbers."""
     if target.class_weights != "balanced":
@@ -67,8 +61,7 @@ def class_sums(
     """Return confusion, nll, Brier score and calibration bins as sums."""
     classes = probabilities.shape[1]
     confidence, predicted = probabilities.max(dim=1) if len(labels) else (nll, labels)
-    one = torch.ones_like(nll)
-    confusion = segment_sum(one, labels * classes + predicted, classes * classes)
+    confusion = segment_sum(torch.ones_like(nll), labels * classes + predicted, classes * classes)
     truth = torch.nn.functional.one_hot(labels, classes).to(probabilities.dtype)
     brier = (probabilities - truth).square().sum()
     bins = (confidence * BINS).long().clamp(max=BINS - 1)
@@ -90,8 +83,7 @@ def class_values(sums: NDArray[np.float64], classes: int) -> dict[str, float | N
     confidence, hits = sums[classes**2 + 2 :].reshape(2, BINS)
     count = float(confusion.sum())
     if not count:
-        names = ("accuracy", "balanced_accuracy", "error_rate", "nll", "brier", "ece")
-        return {**dict.fromkeys(names), "count": 0.0}
+        return {**dict.fromkeys(("accuracy", "balanced_accuracy", "error_rate", "nll", "brier", "ece")), "count": 0.0}
     of_class = confusion.sum(axis=1)
     recalls = np.diag(confusion)[of_class > 0] / of_class[of_class > 0]
     accuracy = float(np.trace(confusion)) / count

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate, pairwise
 from typing import Any, Protocol, runtime_checkable
 
@@ -114,6 +115,7 @@ def training_context(
 ) -> TrainingContext:
     """Return the context of one rank without peers, with eager executors."""
     device, targets = state.totals.device, tuple(target for branch in branches for target in branch)
+    weights = partial(torch.tensor, dtype=torch.float64, device=device)
     changes = any(target.stage_two_factor != 1.0 for target in targets)
     ends = [0, *accumulate(len(branch) for branch in branches)]
     slices = [slice(first, last) for first, last in pairwise(ends)]
@@ -122,10 +124,8 @@ def training_context(
         settings=settings,
         targets=targets,
         branches=tuple(slices),
-        loss_weights=torch.tensor([target.weight for target in targets], dtype=torch.float64, device=device),
-        stage_two_weights=torch.tensor(
-            [target.weight * target.stage_two_factor for target in targets], dtype=torch.float64, device=device
-        ),
+        loss_weights=weights([target.weight for target in targets]),
+        stage_two_weights=weights([target.weight * target.stage_two_factor for target in targets]),
         stage_two=int(settings.stage_two * settings.epochs) if changes else 0,
         executors=tuple(
             EagerSteps(

@@ -13,7 +13,7 @@ from hydragnn.datasets.fit import fitted_references
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import is_labelled
 from hydragnn.models import Categorical, Distribution, Point, Target
-from hydragnn.training.class_metrics import label_frequencies, values_of
+from hydragnn.training.class_metrics import label_counts_of, values_of
 from hydragnn.training.metrics import Errors, RunningMoments, target_moments
 
 Metrics = dict[str, dict[str, float | None]]
@@ -61,10 +61,8 @@ def trivial_predictor(
     references = dict(normalisation.references)
     for target in targets:
         if target.given_references and target.field.name in references:  # which serve elements that are absent
-            references[target.field.name] = {
-                **references[target.field.name],
-                **fitted_references(Survey(store, train), target.field),
-            }
+            fitted = fitted_references(Survey(store, train), target.field)
+            references[target.field.name] = {**references[target.field.name], **fitted}
     normalisation = replace(normalisation, references=references)
 
     def predict(batch: GraphBatch) -> dict[str, Distribution]:
@@ -89,7 +87,8 @@ def trivial_predictor(
 def _training_mean(store: GraphStore, train: NDArray[np.int64], target: Target) -> Tensor:
     """Return each component's training mean, per node if extensive; shares of classes."""
     if target.field.classes:
-        return torch.from_numpy(label_frequencies(target.field, store, train))
+        counts = torch.from_numpy(label_counts_of(target.field, store, train) + 1.0)  # smoothed
+        return counts / counts.sum()
     column, selection = values_of(target.field, store, train)
     values = column.reshape(-1, target.field.width).astype(np.float64)
     labelled = is_labelled(values, target.field)

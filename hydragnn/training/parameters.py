@@ -87,22 +87,17 @@ class LayerwiseOptimizer(Optimizer):
         super().__init__(kind, gradient, gradient, decay, own)
         from pytorch_optimizer import LARS, Lamb
 
-        rows = []
+        # otherwise the library divides LAMB's rate by the bias of a moment that its norm takes out: first steps are ten times as long
+        whole_steps = {"adam_debias": True} if kind == "lamb" else {}
+        groups, state = dict[float, list[nn.Parameter]](), dict[nn.Parameter, dict[str, Tensor]]()
         for one, at, factor in tensors:  # with two axes: the library's LARS moves biases by the whole rate
             row = nn.Parameter(one.detach().view(len(one) if one.ndim > 1 else 1, -1))
             row.grad = None if one.grad is None else one.grad.view_as(row)
-            rows.append((row, at, factor))
-        tensors = rows
-        groups = [
-            {"params": [one for one, _, own in tensors if own == factor], "factor": factor}
-            for factor in dict.fromkeys(factor for *_, factor in tensors)
-        ]
-        # otherwise the library divides LAMB's rate by the bias of a moment that its norm takes out: first steps are ten times as long
-        whole_steps = {"adam_debias": True} if kind == "lamb" else {}
-        self.steps = (Lamb if kind == "lamb" else LARS)(groups, weight_decay=decay, **whole_steps)
-        for one, at, _ in tensors:
-            views = {name: moments[at : at + one.numel()].view_as(one) for name, moments in self.moments.items()}
-            self.steps.state[one] = views
+            groups.setdefault(factor, []).append(row)
+            state[row] = {name: every[at : at + row.numel()].view_as(row) for name, every in self.moments.items()}
+        params = [{"params": rows, "factor": factor} for factor, rows in groups.items()]
+        self.steps = (Lamb if kind == "lamb" else LARS)(params, weight_decay=decay, **whole_steps)
+        self.steps.state.update(state)
 
     def step(self, rate: float, groups: Groups) -> None:
         """Move the weights once along their gradient."""
@@ -226,9 +221,8 @@ class FlatParameters:
         """Return blocks of the whole vector, and positions of parameters."""
         sharing, size = self.sharing, self.parameters[0].element_size()
         sizes = [parameter.numel() for parameter in self.parameters]
-        shares = (sharing.shards.count if sharing.shards else 1) * (
-            sharing.copies.count if sharing.copies and sharing.shares_states else 1
-        )
+        shares = sharing.shards.count if sharing.shards else 1
+        shares *= sharing.copies.count if sharing.copies and sharing.shares_states else 1
         least = sum(sizes) / SHARDED_BLOCKS if sharing.shards else buckets.BYTES / size
         return blocks_of(sizes, least, ALIGNMENT // size, shares)
 

@@ -66,10 +66,8 @@ def edge_product(x: Tensor, g: Tensor, topology: Topology, per: str, along: Tang
     if per == "head":
         heads, width = x.shape[-2], x.shape[1:-2].numel() * x.shape[-1]  # a head's channels of all axes are one sum
         out = x.new_empty(topology.num_edges, heads, 1, dtype=kind)
-        ends, changes = (
-            (x.movedim(-2, 1), g.movedim(-2, 1), None),
-            [None if one is None else one.movedim(-2, 1) for one in along],
-        )
+        ends = x.movedim(-2, 1), g.movedim(-2, 1), None
+        changes = [None if one is None else one.movedim(-2, 1) for one in along]
         _dot_ends(topology, ends, out, width, heads, changes, gather=True, left_axes=True)
         return out
     if per == "channel":
