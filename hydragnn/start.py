@@ -13,7 +13,7 @@ from hydragnn.base.places import at_home, model_folder
 from hydragnn.base.settings import Settings
 from hydragnn.graphs.field import Field
 from hydragnn.models.description import ModelDescription
-from hydragnn.models.saving import checksum_of_weights, read_description
+from hydragnn.models.saving import read_description, read_weights, weights_checksum
 
 OF_LOSSES = (
     *("weight", "loss", "per_node", "class_weights", "references", "stage_two_factor"),
@@ -65,7 +65,8 @@ def folder_of(start: StartSettings) -> Path:
 def with_digest(start: StartSettings) -> StartSettings:
     """Return a start with its hash; InputError where it had another one."""
     folder = folder_of(start)
-    now = digest([read_sealed(folder / "model.json"), checksum_of_weights(folder)])
+    weights = weights_checksum(read_weights(folder / "weights.safetensors"))
+    now = digest([read_sealed(folder / "model.json"), weights])
     if start.digest not in ("", now):
         raise InputError(f"{start.model} is not the start that this run began with; restore it, or begin a new run")
     return start.model_copy(update={"digest": now})

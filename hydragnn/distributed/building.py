@@ -150,8 +150,7 @@ class StoreBuilding(Building):
             self._fail(number, str(error))
         except Exception as error:  # a defect, of which the others hear, who would wait for this process
             traceback.print_exc()
-            words = f"rank {self.group.rank} met a defect ({error!r}); its traceback is on standard error"
-            self._fail(number, words)
+            self._fail(number, f"rank {self.group.rank} met a defect ({error!r}); its traceback is on standard error")
         self._parts = number + 1 if written else self._parts
         self.group.note("made", self._made)
         self.group.note("parts", self._parts)
@@ -267,9 +266,7 @@ def first_and_count(settings: BuildSettings, makers: Iterator[Make]) -> tuple[Gr
     return first(), None if count is None else count * settings.parts
 
 
-def build_with_ranks(
-    read: Callable[[], BuildSettings], out: Path, workers: Workers = 1, progress: Progress | None = None
-) -> None:
+def build_with_ranks(read: Read, out: Path, workers: Workers = 1, progress: Progress | None = None) -> None:
     """Make a store on all ranks that a launcher started, see ``build_together``."""
     with ExitStack() as place, join_group() as group:
 

@@ -228,8 +228,7 @@ def split_channels(model: nn.Module, mesh: Mesh) -> dict[str, Piece]:
             for owner, key, piece in pieces_of(layer, part, split, channels):
                 whole = owner.get_parameter(key)
                 pieces[names[id(whole)]] = piece
-                own = nn.Parameter(piece.of(whole.detach()).clone(), requires_grad=whole.requires_grad)
-                setattr(owner, key, own)
+                setattr(owner, key, nn.Parameter(piece.of(whole.detach()).clone(), requires_grad=whole.requires_grad))
             if isinstance(part, nn.Module):
                 set_ways(part, split, channels, of_head)
     return pieces
@@ -253,8 +252,7 @@ def plan_of_network(network: nn.Sequential, size: int) -> Plan:
 def parts_of(layer: nn.Module, plan: Plan) -> Iterator[tuple[nn.Module | nn.Parameter, LayerSplit]]:
     """Yield the parts that a plan names."""
     for path, split in plan.items():
-        parameter = layer._parameters.get(path)
-        if parameter is not None:
+        if (parameter := layer._parameters.get(path)) is not None:
             yield parameter, split
         for name, part in layer.named_modules():
             if fnmatchcase(name, path):
@@ -301,8 +299,4 @@ def set_ways(part: nn.Module, split: LayerSplit, channels: Channels, of_head: di
     if split.in_head and of_head is not None:
         part.register_forward_hook(lambda _, arguments, outputs: channels.in_head(outputs, split, of_head))
     if split.gives:
-
-        def give(_: nn.Module, arguments: Any, outputs: Any) -> Any:
-            return channels.everywhere(outputs, split.gives)
-
-        part.register_forward_hook(give)
+        part.register_forward_hook(lambda _, arguments, outputs: channels.everywhere(outputs, split.gives))

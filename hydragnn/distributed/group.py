@@ -202,10 +202,8 @@ class Group:
         while self.store.add("ranks that left", 0) < count:
             if time.monotonic() > deadline:
                 return False
-            if (
-                not self._by_mpi
-                and self.store.add("ranks that left", 0) + sum(map(self.gone, range(self.size))) >= count
-            ):
+            gone = 0 if self._by_mpi else sum(map(self.gone, range(self.size)))
+            if gone and self.store.add("ranks that left", 0) + gone >= count:
                 return True
             time.sleep(PAUSE)
         return True

@@ -23,12 +23,8 @@ class LaunchError(InputError):
     """The ranks started are not those asked for, or cannot meet."""
 
 
-_MPI_SIZES = {
-    "OMPI_COMM_WORLD_SIZE": "OMPI_COMM_WORLD_RANK",
-    "PMI_SIZE": "PMI_RANK",
-    "PMIX_SIZE": "PMIX_RANK",
-    "PALS_SIZE": "PALS_RANKID",
-}
+_MPI_SIZES = {"OMPI_COMM_WORLD_SIZE": "OMPI_COMM_WORLD_RANK", "PMI_SIZE": "PMI_RANK"}
+_MPI_SIZES |= {"PMIX_SIZE": "PMIX_RANK", "PALS_SIZE": "PALS_RANKID"}
 _MPI_LOCAL_RANKS = ("MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK", "PALS_LOCAL_RANKID", "SLURM_LOCALID")
 _SLURM_STEP = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
 _TORCHRUN_STEP = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT")
@@ -77,9 +73,8 @@ class Launch:
         if not self.variables:
             return f"a launcher started {self.size} ranks"
         names = " and ".join(variable.partition("=")[0] for variable in self.variables)
-        return (
-            f"{' and '.join(self.variables)} say that a launcher started {self.size} ranks; if none did, unset {names}"
-        )
+        said = " and ".join(self.variables)
+        return f"{said} say that a launcher started {self.size} ranks; if none did, unset {names}"
 
 
 def launch_from(environment: Mapping[str, str], pid: int | None = None) -> Launch:
@@ -122,11 +117,9 @@ def _of_mpi(environment: Mapping[str, str], in_shell: bool) -> Launch | None:
     """Return a rank of MPI; None for none."""
     for count, number in _MPI_SIZES.items():
         # variables of Slurm's own PMI are those of the shell; mpirun in that shell sets MPI_LOCALRANKID
-        same = (
-            environment.get(count) == environment.get("SLURM_STEP_NUM_TASKS") and "MPI_LOCALRANKID" not in environment
-        )
+        same = environment.get(count) == environment.get("SLURM_STEP_NUM_TASKS")
         size = _number(environment, count, 1)
-        if size > 1 and not (in_shell and same):
+        if size > 1 and not (in_shell and same and "MPI_LOCALRANKID" not in environment):
             return Launch(
                 by="mpi",
                 rank=_number(environment, number, 0, size),

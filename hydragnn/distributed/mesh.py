@@ -98,8 +98,7 @@ class Mesh:
 def make_mesh(settings: ParallelSettings, ranks: Ranks) -> Mesh:
     """Return the mesh of a layout; InputError where ranks misfit; collective."""
     check_layout(settings, ranks.size, ranks.size // ranks.nodes)
-    rest = ranks.size // settings.ranks_per_replica
-    sizes = (rest, *(getattr(settings, axis) for axis in AXES[1:]))
+    sizes = ranks.size // settings.ranks_per_replica, *(getattr(settings, axis) for axis in AXES[1:])
     return Mesh(ranks=ranks, sizes=sizes, states=settings.states)
 
 

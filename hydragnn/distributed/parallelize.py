@@ -1,6 +1,6 @@
 """Wrappers that let ranks train a model, in their order."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
 
 import torch
@@ -33,14 +33,12 @@ class TorchPeers:
 
     def begin_sum(self, values: Tensor) -> Wait:
         """Start the sum of a tensor over the ranks, in place."""
-        work = dist.all_reduce(values, group=self.group, async_op=True)
-        return phase("collectives")(work.wait)
+        return phase("collectives")(dist.all_reduce(values, group=self.group, async_op=True).wait)
 
     def begin_scatter(self, values: Tensor, own: Tensor) -> Wait:
         """Start the sum of ``values``; ``own`` receives this rank's share."""
         if self.in_place:
-            scattered = scatter(own, values, group=self.group, async_op=True)
-            return phase("collectives")(scattered.wait)
+            return phase("collectives")(scatter(own, values, group=self.group, async_op=True).wait)
         work = dist.all_reduce(values, group=self.group, async_op=True)  # in less memory than gloo's own scatter
 
         @phase("collectives")
@@ -101,17 +99,12 @@ def sharing_of(model: nn.Module, mesh: Mesh, pieces: Mapping[str, Piece], whole:
     shares_states = copies is not None and not mesh.sum_in_place(against, "pipeline")
     differ: tuple[Axis, ...] = AXES if shares_states else ("shard", "pipeline", "tensor")
 
-    def sum_norm(values: Tensor) -> Tensor:
-        return mesh.sum_in_place(values, *differ)
-
-    names = {name for name, _ in model.named_parameters()}
-    complete = {name for name in names if name not in pieces or pieces[name].is_whole}
-    total: Callable[[Tensor], Tensor] = alone if mesh.size(*differ) == 1 else sum_norm
+    complete = {name for name, _ in model.named_parameters() if name not in pieces or pieces[name].is_whole}
     return Sharing(
         copies=copies,
         shares_states=shares_states,
         shards=shards,
-        sum_norm=total,
+        sum_norm=alone if mesh.size(*differ) == 1 else lambda values: mesh.sum_in_place(values, *differ),
         pieces=pieces,
         repeated=frozenset(complete if mesh.coordinate("tensor") else ()),
     )

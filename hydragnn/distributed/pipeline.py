@@ -77,8 +77,7 @@ def force_schedule(stages: int, chunks: int, micro_batches: int, most: int) -> t
     orders: list[list[Action]] = [[] for _ in range(stages)]
     queues = {(0, STATES, inside): [(0, 0, number) for number in range(count)]}
     while any(queues.values()):
-        heads = [(max(clocks[key[0]], one[0][0]), -one[0][1], key) for key, one in queues.items() if one]
-        begin, _, key = min(heads)
+        begin, _, key = min((max(clocks[key[0]], one[0][0]), -one[0][1], key) for key, one in queues.items() if one)
         _, step, number = queues[key].pop(0)
         (sweep, piece), stage = path[step], key[0]
         clocks[stage] = begin + COSTS[sweep]
@@ -141,11 +140,9 @@ def keep_stage(model: GraphModel | BranchedModel, mesh: Mesh, chunks: int) -> li
     own = [range(ends[number], ends[number + 1]) for number in range(stage, pieces, last + 1)]
     for number in set(range(count)).difference(*own):
         encoder.layers[number] = Absent()
-    parts = {
-        name for name, part in encoder.named_children() if name != "layers" and any(True for _ in part.parameters())
-    }
-    for name in parts:
-        if stage != (0 if name in encoder.embeds else last):
+    for name, part in [*encoder.named_children()]:
+        is_here = stage == (0 if name in encoder.embeds else last)
+        if name != "layers" and not is_here and any(True for _ in part.parameters()):
             setattr(encoder, name, Absent())
     edges_have_weights = any(True for _ in trunk.edge_inputs.parameters())
     for one in [trunk, *views]:
@@ -306,8 +303,7 @@ class Pipeline:
     def send(self, travellers: Mapping[str, Tensor], sweep: int) -> None:
         """Start to send names, shapes and numbers."""
         group, stage = self.link(1, sweep)
-        shapes = {name: (list(one.shape), str(one.dtype)) for name, one in travellers.items()}
-        text = json.dumps(shapes).encode()
+        text = json.dumps({name: (list(one.shape), str(one.dtype)) for name, one in travellers.items()}).encode()
         text = text.ljust((len(text) // HEADER + 1) * HEADER, b"\0")  # the last page ends with 0
         pages = torch.frombuffer(bytearray(text), dtype=torch.uint8).to(self.device).split(HEADER)
         wide = widest([one.dtype for one in travellers.values()])

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import groupby, pairwise
+from typing import Any
 
 import numpy as np
 from jaxtyping import Int64
@@ -96,9 +97,8 @@ class RankStore(View):
         check_fields(self._fields, fields)
         unique, order = np.unique(places, return_inverse=True)
         cuts = np.searchsorted(unique, self._cuts)
-        pieces = [
-            self._begin(node, unique[a:b]) for node, (a, b) in enumerate(pairwise(cuts)) if b > a
-        ]  # all reads are on their way before the first is waited for
+        # all reads are on their way before the first is waited for
+        pieces = [self._begin(node, unique[a:b]) for node, (a, b) in enumerate(pairwise(cuts)) if b > a]
         flat = join([piece() for piece in pieces]) if pieces else self._own.flat
         return gather(flat, order.reshape(-1), fields)
 
@@ -159,14 +159,9 @@ class RemoteNodes:
                 for name, own in zip(self._names, (np.array(piece) for piece in pieces))
             }
             both = (layout.node_offsets, layout.edge_offsets)
-            nodes, edges = (offsets[places + 1] - offsets[places] for offsets in both)
-            return FlatGraphs(
-                dim=self._dim,
-                fields=self._fields,
-                node_offsets=offsets_of(nodes),
-                edge_offsets=offsets_of(edges),
-                arrays=arrays,
-            )
+            nodes, edges = (offsets_of(offsets[places + 1] - offsets[places]) for offsets in both)
+            rest: dict[str, Any] = {"dim": self._dim, "fields": self._fields, "arrays": arrays}
+            return FlatGraphs(node_offsets=nodes, edge_offsets=edges, **rest)
 
         return piece
 
@@ -196,14 +191,8 @@ def kept_by_ranks(
     shares = np.arange(len(order) + 1) * len(graphs) // len(order)  # of ranks, in the order of nodes
     cuts = shares[np.cumsum([0, *map(len, nodes)])]
     sizes, specs = store.sizes(), held_specs(store.dim, fields)
-    layouts = [
-        SharedLayout(
-            specs=specs,
-            node_offsets=offsets_of(sizes.nodes[graphs[a:b]]),
-            edge_offsets=offsets_of(sizes.edges[graphs[a:b]]),
-        )
-        for a, b in pairwise(cuts)
-    ]
+    offsets = [[offsets_of(of[graphs[a:b]]) for of in (sizes.nodes, sizes.edges)] for a, b in pairwise(cuts)]
+    layouts = [SharedLayout(specs=specs, node_offsets=nodes, edge_offsets=edges) for nodes, edges in offsets]
     memory = _mapped(layouts[node].starts[""], nodes[node][0], ranks)
     place, written = order.index(ranks.rank), set[str]()
 

@@ -214,8 +214,7 @@ def _watching(ranks: Ranks, on_stopped: OnStopped) -> Iterator[None]:
     machines, pids = zip(*ranks.numbers(machine, os.getpid()))
     here = [rank for rank in range(ranks.size) if machines[rank] == machine]
     neighbour = here[(here.index(ranks.rank) + 1) % len(here)]
-    alone = neighbour == ranks.rank
-    with nullcontext() if alone else watch_neighbour(neighbour, pids[neighbour], on_stopped):
+    with nullcontext() if neighbour == ranks.rank else watch_neighbour(neighbour, pids[neighbour], on_stopped):
         yield
 
 

@@ -60,14 +60,12 @@ class SharedLayout:
 
     def arrays(self, memory: memoryview) -> dict[str, Array]:
         """Return the arrays as views of the memory."""
-        starts = self.starts
-        return {
-            name: np.frombuffer(
-                memory, spec.dtype, int(self.rows(spec)[-1]) * int(np.prod(spec.shape, dtype=np.int64)), starts[name]
-            ).reshape(-1, *spec.shape)
-            for name, spec in self.specs.items()
-            if 0 not in spec.shape
-        }
+        starts, result = self.starts, dict[str, Array]()
+        for name, spec in self.specs.items():
+            if 0 not in spec.shape:
+                count = int(self.rows(spec)[-1]) * int(np.prod(spec.shape, dtype=np.int64))
+                result[name] = np.frombuffer(memory, spec.dtype, count, starts[name]).reshape(-1, *spec.shape)
+        return result
 
 
 def row_bytes(spec: ArraySpec) -> int:
@@ -119,8 +117,8 @@ def write_graphs(flat: FlatGraphs, first: int, layout: SharedLayout, memory: Sha
 
     A field that all these graphs have gets its mask written, which some other graph may need.
     """
-    starts, views, written = layout.starts, layout.arrays(memory.memory), set()
-    for name, view in views.items():
+    starts, written = layout.starts, set()
+    for name, view in layout.arrays(memory.memory).items():
         array = flat.arrays.get(name)
         if array is None and not name.startswith("present/"):
             continue

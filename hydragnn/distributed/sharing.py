@@ -46,10 +46,8 @@ def shared_problem(problem: str | None, ranks: Ranks) -> str | None:
     """Return on all ranks the first rank's problem, or None."""
     if ranks.size == 1:
         return problem
-    texts = enumerate(texts_of_all(json.dumps(problem), ranks))
-    return next(
-        (f"rank {rank} of {ranks.size}: {one}" for rank, text in texts if (one := json.loads(text)) is not None), None
-    )
+    problems = enumerate(map(json.loads, texts_of_all(json.dumps(problem), ranks)))
+    return next((f"rank {rank} of {ranks.size}: {one}" for rank, one in problems if one is not None), None)
 
 
 def texts_of_all(text: str, ranks: Ranks) -> list[str]:

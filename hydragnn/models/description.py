@@ -102,8 +102,7 @@ class ModelDescription:
     @property
     def has_close_atoms(self) -> bool:
         """Return True for energies with forces of atoms."""
-        atoms = self.dim == 3 and self.edges and ATOMIC_NUMBERS in self.inputs
-        return bool(self.has_derivatives and atoms)
+        return bool(self.has_derivatives and self.dim == 3 and self.edges and ATOMIC_NUMBERS in self.inputs)
 
     @property
     def has_derivatives(self) -> bool:

@@ -111,8 +111,7 @@ class GraphModel(nn.Module):
 
     def edge_vectors(self, batch: GraphBatch) -> Float[Tensor, "edges dim"] | None:
         """Return vectors of all edges; None where no layer uses them."""
-        uses_positions = self.description.architecture.sees_positions()
-        return edge_vectors(batch) if self.description.dim and uses_positions else None
+        return edge_vectors(batch) if self.description.dim and self.description.architecture.sees_positions() else None
 
     @property
     def without_vectors(self) -> str:
@@ -168,8 +167,7 @@ class GraphModel(nn.Module):
     @property
     def anchor(self) -> Tensor:
         """Return a weight that learns, if any does."""
-        weights = list(self.parameters())
-        return next((weight for weight in weights if weight.requires_grad), weights[0])
+        return max(self.parameters(), key=lambda weight: weight.requires_grad)
 
     def graph_of_pairs(self, batch: GraphBatch, vectors: Float[Tensor, "pairs dim"] | None) -> MessageGraph | None:
         """Return the graph of attention's pairs; None where it has none."""
@@ -187,9 +185,7 @@ class GraphModel(nn.Module):
     def levels(self, batch: GraphBatch) -> tuple[Level, ...]:
         """Return the coarser levels of a batch that layers work on."""
         pooling = self.description.model.pooling
-        if pooling is None:
-            return ()
-        return levels_of(batch, pooling.levels, self.description.kind_fields)
+        return () if pooling is None else levels_of(batch, pooling.levels, self.description.kind_fields)
 
     def encode(self, batch: GraphBatch, graph: MessageGraph) -> States:
         """Final states of all nodes, as the heads read them."""
@@ -253,9 +249,7 @@ def side_by_side(of_layers: list[States]) -> States:
 def tied(predictions: dict[str, Distribution], graph: MessageGraph) -> dict[str, Distribution]:
     """Return predictions whose gradients pass through all exchanges."""
     halo = graph.halo
-    if halo is None:
-        return predictions
-    return {name: prediction.mapped(halo.tied) for name, prediction in predictions.items()}
+    return predictions if halo is None else {name: one.mapped(halo.tied) for name, one in predictions.items()}
 
 
 def energy_seed(energy: Float[Tensor, "graphs *shape"], halo: HaloExchange | None) -> Float[Tensor, "graphs *shape"]:

@@ -94,11 +94,6 @@ def weights_checksum(weights: Mapping[str, Tensor]) -> str:
     return total.hexdigest()
 
 
-def checksum_of_weights(folder: Path) -> str:
-    """Return the checksum of a model's weights; InputError where they are damaged."""
-    return weights_checksum(_weights(folder / "weights.safetensors"))
-
-
 def read_description(folder: Path | str, branch: str = "") -> tuple[ModelDescription, Normalisation]:
     """Return the description in ``model.json``; InputError if unusable."""
     folder = Path(folder)
@@ -147,7 +142,7 @@ def load_graph_model(folder: Path | str, branch: str = "") -> tuple[GraphModel, 
     branches = _read(folder)
     descriptions = [description for description, _ in branches]
     position = _position(descriptions, branch, folder)
-    weights = _weights(folder / "weights.safetensors")
+    weights = read_weights(folder / "weights.safetensors")
     _check_size(descriptions, weights, folder / "model.json")
     with about(str(folder / "model.json")):
         model = build_branched(descriptions, seed=0)
@@ -156,10 +151,9 @@ def load_graph_model(folder: Path | str, branch: str = "") -> tuple[GraphModel, 
     try:
         model.load_state_dict(weights)
     except RuntimeError as error:
-        path = folder / "weights.safetensors"
-        raise InputError(f"{path} does not fit {folder / 'model.json'}; copy the whole folder again") from error
-    view = model.views[position] if isinstance(model, BranchedModel) else model
-    return view, branches[position][1]
+        places = f"{folder / 'weights.safetensors'} does not fit {folder / 'model.json'}"
+        raise InputError(f"{places}; copy the whole folder again") from error
+    return model.views[position] if isinstance(model, BranchedModel) else model, branches[position][1]
 
 
 def _check_size(descriptions: Sequence[ModelDescription], weights: Mapping[str, Tensor], path: Path) -> None:
@@ -186,7 +180,8 @@ def _whole_numbers(value: Any) -> Iterator[int]:
         yield value
 
 
-def _weights(path: Path) -> dict[str, Tensor]:
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """Return the weights of a model; InputError where they are damaged."""
     check_readable(path)
     try:
         with safe_open(path, framework="pt") as file:

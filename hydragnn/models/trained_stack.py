@@ -36,8 +36,9 @@ def stacked_copy(model: GraphModel, weights: Mapping[str, Tensor]) -> GraphModel
     result = copy.deepcopy(model)
     forms = forms_of(model)
     for module in result.modules():
-        stacked = forms.get(type(module))
-        if stacked is not None:  # another class of the same object: names, buffers and order of layers stay
+        if stacked := forms.get(
+            type(module)
+        ):  # another class of the same object: names, buffers and order of layers stay
             object.__setattr__(module, "__class__", stacked)
         if isinstance(module, RadialFilters):
             module.tables = ()  # of one member's filters
@@ -61,10 +62,8 @@ def check_alike(models: Sequence[GraphModel]) -> None:
     if any(layout(model) != layout(first) for model in models):
         raise NotStackable("models of different shapes are computed one after the other")
     settings, forms = first.description.model, forms_of(first)
-    attends = (
-        settings.global_attention is not None or settings.pooling is not None or "edge_kinds" in first.encoder.sees
-    )
-    if attends or type(first.encoder) not in architectures().values():
+    joins = settings.global_attention is not None or settings.pooling is not None
+    if joins or "edge_kinds" in first.encoder.sees or type(first.encoder) not in architectures().values():
         raise NotStackable(f"the layers of {settings.kind} are not known to work on several models at once")
     for module in first.modules():
         if not type(module).__module__.startswith(OURS):

@@ -14,22 +14,8 @@ from hydragnn.base.settings import ActsWith, Finite
 from hydragnn.datasets.isolated_atoms import by_atomic_number
 from hydragnn.graphs.field import Field, Location
 from hydragnn.models.distributions import Categorical, Distribution, Normal, Point
+from hydragnn.models.heads import modules
 from hydragnn.models.heads.base import HeadContext, HeadSettings
-from hydragnn.models.heads.modules import (
-    NUMBER_OUTPUTS,
-    AttentionHead,
-    ClassOutput,
-    ConservedHead,
-    ConvolvedHead,
-    DistributionHead,
-    EdgeHead,
-    EnergyHead,
-    GraphHead,
-    IndexedNodeHead,
-    NodeHead,
-    TensorHead,
-    VectorHead,
-)
 from hydragnn.models.target import Target
 
 WITH_DERIVATIVES: Mapping[str, ActsWith] = {
@@ -111,25 +97,25 @@ class _ItemHead(HeadSettings):
             return "compares an edge with its reverse, which may be another rank's (symmetry)"
         return super().limit(use)
 
-    def network(self, output: DistributionHead[Any], field: Field, context: HeadContext) -> nn.Module:
+    def network(self, output: modules.DistributionHead[Any], field: Field, context: HeadContext) -> nn.Module:
         """Return the network of a field on graphs, edges or nodes."""
         hidden, channels = self.hidden_dims, context.channels
         if field.on == "graph":
             if self.pool == "attention":
-                return AttentionHead(output, hidden, channels)
-            return GraphHead(output, hidden, channels, self.pool or "mean")
+                return modules.AttentionHead(output, hidden, channels)
+            return modules.GraphHead(output, hidden, channels, self.pool or "mean")
         if field.on == "edge":
-            return EdgeHead(output, hidden, context, self.symmetry, 0 if field.classes else field.width)
+            return modules.EdgeHead(output, hidden, context, self.symmetry, 0 if field.classes else field.width)
         if not self.conv_layers:
             return self.node_network(output, channels)
         head = self.node_network(output, context.model.hidden_dim)
-        return ConvolvedHead(head, context, self.conv_layers)
+        return modules.ConvolvedHead(head, context, self.conv_layers)
 
-    def node_network(self, output: DistributionHead[Any], channels: int) -> nn.Module:
+    def node_network(self, output: modules.DistributionHead[Any], channels: int) -> nn.Module:
         """Return one network for all nodes, or one per index."""
         if self.per_index is not None:
-            return IndexedNodeHead(output, self.hidden_dims, channels, self.per_index)
-        return NodeHead(output, self.hidden_dims, channels, self.corrected_input or None)
+            return modules.IndexedNodeHead(output, self.hidden_dims, channels, self.per_index)
+        return modules.NodeHead(output, self.hidden_dims, channels, self.corrected_input or None)
 
     @model_validator(mode="after")
     def _check_own_parts(self) -> "_ItemHead":
@@ -151,8 +137,7 @@ class _PooledHead(_NumberHead):
     @classmethod
     def _count_per_node(cls, value: Any) -> Any:
         """Set the default of ``per_node`` for extensive fields."""
-        is_extensive = isinstance(value, dict) and value.get("extensive") is True
-        return {"per_node": True, **value} if is_extensive else value
+        return {"per_node": True, **value} if isinstance(value, dict) and value.get("extensive") is True else value
 
     @model_validator(mode="after")
     def _check_extensive(self) -> "_PooledHead":
@@ -163,9 +148,8 @@ class _PooledHead(_NumberHead):
     @property
     def traits(self) -> dict[str, Any]:
         """Loss, distribution and scaling with size."""
-        odd = getattr(self, "symmetry", None) == "antisymmetric"
         own = {"loss": self.loss, "distribution": self.predicts, "extensive": self.extensive, "per_node": self.per_node}
-        return {**own, "odd": odd}
+        return {**own, "odd": getattr(self, "symmetry", None) == "antisymmetric"}
 
 
 class ScalarHeadSettings(_ItemHead, _PooledHead):
@@ -216,12 +200,12 @@ class ScalarHeadSettings(_ItemHead, _PooledHead):
 
     def build(self, field: Field, context: HeadContext) -> nn.Module:
         """Return the network of numbers."""
-        return self.network(NUMBER_OUTPUTS[self.distribution](field), field, context)
+        return self.network(modules.NUMBER_OUTPUTS[self.distribution](field), field, context)
 
-    def node_network(self, output: DistributionHead[Any], channels: int) -> nn.Module:
+    def node_network(self, output: modules.DistributionHead[Any], channels: int) -> nn.Module:
         """Return the network of nodes, with the requested total."""
         head = super().node_network(output, channels)
-        return head if self.conserved is None else ConservedHead(head, self.conserved)
+        return head if self.conserved is None else modules.ConservedHead(head, self.conserved)
 
     def check(self, field: Field) -> None:
         """Numbers with parity scalar, on nodes, edges or graphs."""
@@ -281,9 +265,8 @@ class EnergyHeadSettings(_NumberHead):
             )
         if not isinstance(value, dict):
             return value
-        if not value or not all(
-            isinstance(energy, int | float) and not isinstance(energy, bool) for energy in value.values()
-        ):
+        are_numbers = [isinstance(one, int | float) and not isinstance(one, bool) for one in value.values()]
+        if not are_numbers or not all(are_numbers):
             raise ValueError("write true, the path of a file of isolated atoms, or a table of one energy per element")
         by_atomic_number({str(name): float(energy) for name, energy in value.items()})
         return value
@@ -297,8 +280,7 @@ class EnergyHeadSettings(_NumberHead):
     @property
     def derivatives(self) -> dict[str, str]:
         """Return the fields of ``forces`` and ``stress``, where predicted."""
-        named = {"forces": self.forces, "stress": self.stress}
-        return {what: name for what, name in named.items() if name}
+        return {what: name for what, name in (("forces", self.forces), ("stress", self.stress)) if name}
 
     @property
     def weights(self) -> dict[str, float]:
@@ -334,9 +316,9 @@ class EnergyHeadSettings(_NumberHead):
 
     def build(self, field: Field, context: HeadContext) -> nn.Module:
         """Return the network of every node, whose numbers add up."""
-        output = NUMBER_OUTPUTS[self.distribution](field)
+        output = modules.NUMBER_OUTPUTS[self.distribution](field)
         unit = None if context.close_range is None else context.close_range.energies.get(self.field)
-        return EnergyHead(output, self.hidden_dims, context.channels, unit)
+        return modules.EnergyHead(output, self.hidden_dims, context.channels, unit)
 
     def check(self, field: Field) -> None:
         """One number per graph."""
@@ -352,7 +334,7 @@ class _TurningHead(_PooledHead):
 
     pool: Literal["sum", "mean"] | None = None
     """Pooling of values of nodes into one of the graph (only there): sum or mean (the default)."""
-    network: ClassVar[type[VectorHead] | type[TensorHead]]
+    network: ClassVar[type[modules.VectorHead] | type[modules.TensorHead]]
     """Network of this kind."""
 
     def build(self, field: Field, context: HeadContext) -> nn.Module:
@@ -380,7 +362,7 @@ class VectorHeadSettings(_TurningHead):
 
     kind: Literal["vector"] = "vector"
     cuttable: ClassVar[bool] = True
-    network: ClassVar = VectorHead
+    network: ClassVar = modules.VectorHead
 
 
 class TensorHeadSettings(_TurningHead):
@@ -388,7 +370,7 @@ class TensorHeadSettings(_TurningHead):
 
     kind: Literal["tensor"] = "tensor"
     cuttable: ClassVar[bool] = True
-    network: ClassVar = TensorHead
+    network: ClassVar = modules.TensorHead
 
 
 class ClassesHeadSettings(_ItemHead):
@@ -418,7 +400,7 @@ class ClassesHeadSettings(_ItemHead):
 
     def build(self, field: Field, context: HeadContext) -> nn.Module:
         """Return the network of logits."""
-        return self.network(ClassOutput(field), field, context)
+        return self.network(modules.ClassOutput(field), field, context)
 
     def check(self, field: Field) -> None:
         """A categorical field of nodes, edges or graphs."""

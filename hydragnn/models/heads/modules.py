@@ -360,8 +360,7 @@ class TensorHead(nn.Module):
         hidden = hidden_dims[0] if hidden_dims else channels
         outputs = field.width // dim**2
         self.isotropic = mlp([channels, *hidden_dims, outputs])
-        vectors = 1 in context.architecture.gives
-        self.products = GatedProducts(channels, hidden, outputs) if vectors else None
+        self.products = GatedProducts(channels, hidden, outputs) if 1 in context.architecture.gives else None
         self.pairs = PairInputs(context)
         self.along = mlp([self.pairs.width, *hidden_dims, outputs])
         self.variance = mlp([channels, *hidden_dims, outputs]) if gaussian else None
@@ -369,14 +368,12 @@ class TensorHead(nn.Module):
     def forward(self, states: States, graph: MessageGraph, batch: GraphBatch) -> Number:
         """Predict tensors, with one variance for all components."""
         sizes: Float[Tensor, "nodes outputs"] = self.isotropic(states[0])
-        dim = self.shape[-1]
-        identity = torch.eye(dim, dtype=sizes.dtype, device=sizes.device)
+        identity = torch.eye(self.shape[-1], dtype=sizes.dtype, device=sizes.device)
         tensors = sizes[..., None, None] * identity  # [nodes, outputs, dim, dim]
         if self.products is not None:
             tensors = tensors + self.products(states[0], states[1])  # the second term
-        weights = self.along(
-            self.pairs(states, graph, batch)
-        )  # of the third term, which ends at the cutoff; [edges, outputs]
+        # of the third term, which ends at the cutoff; [edges, outputs]
+        weights = self.along(self.pairs(states, graph, batch))
         weights = weights if graph.envelope is None else weights * graph.envelope
         squares = graph.directions.unsqueeze(-1) * graph.directions.unsqueeze(-2)  # [edges, dim, dim]
         each = weights[..., None, None] * squares.unsqueeze(1)  # [edges, outputs, dim, dim]
@@ -398,11 +395,8 @@ class ConvolvedHead(nn.Module):
     def __init__(self, head: nn.Module, context: HeadContext, layers: int) -> None:
         super().__init__()
         settings = with_layers(context.model, layers)
-        self.narrow = (
-            nn.Linear(context.channels, settings.hidden_dim)
-            if context.channels != settings.hidden_dim
-            else nn.Identity()
-        )
+        inputs, width = context.channels, settings.hidden_dim
+        self.narrow = nn.Identity() if inputs == width else nn.Linear(inputs, width)
         spec = replace(context.spec, degrees=frozenset({0}))
         self.layers: Architecture = context.architecture(settings, spec)
         wrap_layers(self.layers, settings, spec.degrees, conditioned=context.conditioned)
@@ -419,7 +413,6 @@ class ConvolvedHead(nn.Module):
 
 def with_layers(model: ArchitectureSettings, layers: int) -> ArchitectureSettings:
     """Return settings with another number of layers; InputError if impossible."""
-    settings: ArchitectureSettings = type(model).parse(
-        {**model.to_json(), **model.of_own_layers(layers)}, f"conv_layers = {layers}"
-    )
+    changed = {**model.to_json(), **model.of_own_layers(layers)}
+    settings: ArchitectureSettings = type(model).parse(changed, f"conv_layers = {layers}")
     return settings

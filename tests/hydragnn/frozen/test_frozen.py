@@ -13,7 +13,7 @@ from hydragnn.base.errors import InputError
 from hydragnn.frozen import FrozenGraph, FrozenModel, FrozenSettings, build, of_branch
 from hydragnn.frozen.kinds import KINDS
 from hydragnn.frozen.model import NodeNetworks
-from hydragnn.frozen.settings import arithmetic_of
+from hydragnn.frozen.settings import ARITHMETIC
 from tests.hydragnn.frozen.folders import Outputs, batches, config_of, folders, in_precision, joined, weights_of
 
 Config = dict[str, Any]
@@ -46,7 +46,8 @@ def test_arithmetic_of_today_with_old_weights(name: str, real_data: Path) -> Non
     folder = real_data / "hydragnn-generations" / name
     weights = weights_of(folder)[0]
     settings = FrozenSettings.from_config(config_of(folder), weights)
-    today = settings.model_copy(update=arithmetic_of(settings.kind, "main"))
+    flags = {flag: "main" in kinds.get(settings.kind, kinds.get("*", ())) for flag, kinds in ARITHMETIC.items()}
+    today = settings.model_copy(update=flags)
     (graph, expected), *_ = batches(folder, "today")
     for output, values in computed(today, weights, in_precision(graph, torch.float64), torch.float64).items():
         assert relative(values, expected[torch.float64][output]) < CLOSE[torch.float64], output

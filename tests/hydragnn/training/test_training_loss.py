@@ -22,7 +22,7 @@ from hydragnn.datasets import Budget, MemoryStore, Normalisation
 from hydragnn.graphs import Field, GraphBatch, concatenate, from_ase, graph_from_arrays
 from hydragnn.models import Categorical, Normal, Point, Target
 from hydragnn.training import errors_on, trivial_predictor
-from hydragnn.training.class_metrics import balanced_weights, label_frequencies
+from hydragnn.training.class_metrics import balanced_weights, label_counts_of
 from hydragnn.training.loss import label_counts, loss_sum, loss_sums, point_loss
 from hydragnn.training.metrics import Errors, moments_of, target_moments
 from tests.hydragnn.training.conftest import STORE, assembled, make_config
@@ -198,10 +198,10 @@ def test_metrics_agree_with_scikit_learn_and_those_of_parts_add_up() -> None:
 def test_the_trivial_predictor_knows_the_frequencies_of_the_training_part() -> None:
     train = np.arange(35)
     predict = trivial_predictor(PHASES, train, [TARGET], Normalisation())
-    frequencies = label_frequencies(PHASE, PHASES, train)
+    counts = label_counts_of(PHASE, PHASES, train) + 1.0
     prediction = predict(PHASES.read(range(4)))["phase"]
     assert isinstance(prediction, Categorical)
-    np.testing.assert_allclose(prediction.probabilities.numpy(), np.tile(frequencies, (4, 1)))
+    np.testing.assert_allclose(prediction.probabilities.numpy(), np.tile(counts / counts.sum(), (4, 1)))
     metrics = errors_on(predict, PHASES, np.arange(35, 70), [TARGET], Budget(max_graphs=8))["phase"]
     assert metrics["balanced_accuracy"] == pytest.approx(1 / 3)
 
