@@ -7,18 +7,8 @@ from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
+from hydragnn.base import files
 from hydragnn.base.errors import Busy, InputError
-from hydragnn.base.files import (
-    check_no_link,
-    check_utf8,
-    digest,
-    empty_folders_removed,
-    kind_of_folder,
-    lock_file,
-    read_json,
-    unlock_file,
-    write_json,
-)
 from hydragnn.base.places import StorePlace, paths_of
 from hydragnn.config import AnyConfig, parse_config, stored_config
 from hydragnn.datasets import GraphStore, WithoutEdges, open_store
@@ -60,7 +50,7 @@ def table_as_begun(config: AnyConfig, out: Path) -> dict[str, Any]:
     parsed = stored_config(path).to_json()
     if differences(essential(parsed), essential(now)):
         return now
-    begun = {key: value for key, value in read_json(path).items() if key != "parallel"}
+    begun = {key: value for key, value in files.read_json(path).items() if key != "parallel"}
     table = _with_indifferent(begun | {key: now[key] for key in ("parallel",) if key in now}, now)
     changed = {key: now["train"][key] for key in CONTINUED if now["train"][key] != parsed["train"][key]}
     return {**table, "train": {**table["train"], **changed}} if changed else table
@@ -84,12 +74,12 @@ def check_folder(config: dict[str, Any], out: Path, resume: bool) -> None:
     That is where it holds something else, a run and nobody said resume, another run, or nothing to resume. An empty folder
     will do, and so will one that whoever starts the run has prepared with ``config.json``.
     """
-    check_utf8(out)
+    files.check_utf8(out)
     if os.path.lexists(out) and not out.is_dir():
         raise InputError(f"{out} is a {'file' if out.exists() else 'broken link'}, not a folder; choose another --out")
     check_nothing_else(out, resume)
     for name in ("checkpoints", "model"):
-        check_no_link(out / name)
+        files.check_no_link(out / name)
     holds_run = (out / "record.json").exists() or (out / "checkpoints").exists()
     if not resume:
         if holds_run:
@@ -98,7 +88,7 @@ def check_folder(config: dict[str, Any], out: Path, resume: bool) -> None:
     if not (out / "config.json").exists():
         raise InputError(f"{out} holds no run to resume; leave out --resume to begin one")
     saved = stored_config(out / "config.json").to_json()
-    if read_json(out / "config.json").get("batch", {}).get("budget") == "auto":
+    if files.read_json(out / "config.json").get("batch", {}).get("budget") == "auto":
         raise InputError(
             f'{out} was begun with batch.budget = "auto", which is gone; begin a new run with batch.max_graphs in another folder'
         )
@@ -134,7 +124,7 @@ def alone_in(attempt: RunAttempt, ranks: Ranks) -> Iterator[None]:
             yield
         return
     held: list[int] = []
-    with empty_folders_removed(attempt.folder):  # of a run that ends before it has begun
+    with files.empty_folders_removed(attempt.folder):  # of a run that ends before it has begun
         if not first_ranks_value(lambda: _is_locked(attempt.folder, held), ranks):
             raise Busy(f"another process trains in {attempt.folder}; wait for it, or choose another --out")
         try:
@@ -143,14 +133,14 @@ def alone_in(attempt: RunAttempt, ranks: Ranks) -> Iterator[None]:
             if held and not (attempt.folder / "config.json").exists():
                 (attempt.folder / "heartbeat").unlink(missing_ok=True)
             for descriptor in held:
-                unlock_file(attempt.folder / LOCK, descriptor)
+                files.unlock_file(attempt.folder / LOCK, descriptor)
 
 
 def _is_locked(folder: Path, held: list[int]) -> bool:
     """Return True once the folder is this process's."""
     with suppress(OSError):  # who writes there says what is wrong
         folder.mkdir(parents=True, exist_ok=True)
-        descriptor = lock_file(folder / LOCK)
+        descriptor = files.lock_file(folder / LOCK)
         if descriptor is None:
             return False
         held.append(descriptor)
@@ -159,7 +149,7 @@ def _is_locked(folder: Path, held: list[int]) -> bool:
 
 def check_nothing_else(out: Path, resume: bool) -> None:
     """Raise InputError where the folder holds something else."""
-    kind = "a model" if (out / "model.json").is_file() else kind_of_folder(out)  # a member has a record, too
+    kind = "a model" if (out / "model.json").is_file() else files.kind_of_folder(out)  # a member has a record, too
     if kind and kind != "a run":
         raise InputError(f"{out} is {kind}, and a run would be mixed into it; choose another --out")
     if resume or kind or not out.exists():
@@ -197,14 +187,18 @@ def trained_config(run: Path) -> AnyConfig:
 def identity(record: RunRecord) -> dict[str, Any]:
     """Return the hashes that identify a run's checkpoints."""
     replayed = {"replayed_hash": record.start["earlier_data"]} if record.start.get("replayed_per_epoch") else {}
-    return {"configuration_hash": digest(essential(record.config)), "data_hash": record.data_hash, **replayed}
+    return {"configuration_hash": files.digest(essential(record.config)), "data_hash": record.data_hash, **replayed}
 
 
 def identities(record: RunRecord, out: Path) -> dict[str, Collection[str]]:
     """Return the hashes of a run's checkpoints, also by earlier versions."""
     begun, earlier = out / "config.json", earlier_record(out)
-    tables = [record.config, *([read_json(begun)] if begun.is_file() else []), *([earlier.config] if earlier else [])]
-    whole = {digest(decisive(table)) for table in tables}
+    tables = [
+        record.config,
+        *([files.read_json(begun)] if begun.is_file() else []),
+        *([earlier.config] if earlier else []),
+    ]
+    whole = {files.digest(decisive(table)) for table in tables}
     own = {name: {value} for name, value in identity(record).items()}
     return {**own, "configuration_hash": own["configuration_hash"] | whole}
 
@@ -298,8 +292,8 @@ def name_store(runs: Iterable[Path], place: Path, branch: str = "") -> None:
 def write_places(run: Path, places: Mapping[str, StorePlace]) -> None:
     """Write the stores' places into a run's ``config.json``."""
     path = run / "config.json"
-    check_no_link(path)
-    config = read_json(path)
+    files.check_no_link(path)
+    config = files.read_json(path)
     sections = {section.get("name", ""): section for section in config.get("branches") or [config]}
     previous = {name: section["data"]["store"] for name, section in sections.items()}
     now = {**previous}
@@ -310,4 +304,4 @@ def write_places(run: Path, places: Mapping[str, StorePlace]) -> None:
         return
     for name, section in sections.items():
         section["data"]["store"] = now[name]
-    write_json(path, config)
+    files.write_json(path, config)

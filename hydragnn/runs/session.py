@@ -19,30 +19,13 @@ from hydragnn.distributed.ranks import Ranks, bind_near, cores_given_back, join_
 from hydragnn.distributed.sharing import first_ranks_value
 from hydragnn.models import GraphModel, load_graph_model
 from hydragnn.record import Cost, RunRecord, Usage
+from hydragnn.runs import failures, folder
 from hydragnn.runs.assembly import Assembly, assemble
 from hydragnn.runs.attempt import Fenced, Heartbeat, RunAttempt, keep_beating
 from hydragnn.runs.callback import RunCallback, Stopwatch
 from hydragnn.runs.checkpoint import latest_checkpoint, load_checkpoint
 from hydragnn.runs.energy import Meter
-from hydragnn.runs.failures import (
-    failure_of,
-    first_failure,
-    forget_failures,
-    note_stopped_rank,
-    nothing_left,
-    propagate_failure,
-    reserve_memory,
-)
 from hydragnn.runs.fine_tuning import OpenStart, forgetting
-from hydragnn.runs.folder import (
-    alone_in,
-    check_checkpoint,
-    check_folder,
-    continued,
-    earlier_record,
-    identities,
-    table_as_begun,
-)
 from hydragnn.runs.memory import DEVICE_SHARE, within_memory
 from hydragnn.runs.plan import Stores, described_branches, plan_run
 from hydragnn.runs.progress import Progress
@@ -96,16 +79,17 @@ def train(
         raise InputError(f"batches in {micro_batches} parts have nothing to train; use micro_batches of 1 or more")
     requested, this = select_device(device), RunAttempt(folder=out, number=attempt, beats=beats)
     this.check()
-    with cores_given_back(), nothing_left(out), join_ranks(out, requested, partial(note_stopped_rank, this)) as ranks:
+    note = partial(failures.note_stopped_rank, this)
+    with cores_given_back(), failures.nothing_left(out), join_ranks(out, requested, note) as ranks:
         own = own_device(requested, ranks)
         if sharing > 1 and own.type == "cuda":
             torch.cuda.set_per_process_memory_fraction(DEVICE_SHARE / sharing, own)
         try:
-            check_folder(config.to_json(), out, resume)  # before anything is put there
+            folder.check_folder(config.to_json(), out, resume)  # before anything is put there
         except InputError:
             described_branches(config, store, begun=resume)  # whose error comes first
             raise
-        with alone_in(this, ranks):
+        with folder.alone_in(this, ranks):
             run, heart, stopwatch = ready_run(
                 config,
                 this,
@@ -136,22 +120,22 @@ def ready_run(
 ) -> tuple[Assembly, Heartbeat, Stopwatch]:
     """Return the run before its next step, with heartbeat and clock."""
     out = this.folder
-    check_folder(config.to_json(), out, resume)
+    folder.check_folder(config.to_json(), out, resume)
     if ranks.first:
-        forget_failures(out)
+        failures.forget_failures(out)
     ranks.wait()
-    earlier = earlier_record(out)
+    earlier = folder.earlier_record(out)
     heart = Heartbeat(this, first=ranks.first)
     cost, used = (earlier.cost, earlier.usage) if earlier else (Cost(), Usage())
     stopwatch = Stopwatch(cost, used, ranks, Meter(device, sharing))
-    with propagate_failure(this, ranks), interrupt_at_once() as check:
+    with failures.propagate_failure(this, ranks), interrupt_at_once() as check:
 
         def heartbeat() -> None:
             check()
             heart.beat()
 
         plan = plan_run(config, store, heartbeat, begun=resume)
-        plan = replace(plan, table=table_as_begun(config, out), begun=out / "model") if resume else plan
+        plan = replace(plan, table=folder.table_as_begun(config, out), begun=out / "model") if resume else plan
         if memory is not None:
             plan = replace(plan, budget=replace(plan.budget, max_bytes=bytes_of(memory)))
         placement = DevicePlacement(device=device, dtype=DTYPES[plan.training.precision], micro_batches=parts)
@@ -163,11 +147,11 @@ def ready_run(
             run = with_note(run, "precision = tf32 is fp32 on a CPU, which has no products in TF32")
         checkpoint = latest_checkpoint(out / "checkpoints")
         if checkpoint:
-            load_checkpoint(checkpoint, run.state, run.mesh, identities(run.record, out))
+            load_checkpoint(checkpoint, run.state, run.mesh, folder.identities(run.record, out))
         if resume:
-            check_checkpoint(checkpoint, out)
+            folder.check_checkpoint(checkpoint, out)
             notes = [one for one in (earlier.notes if earlier else ()) if one.startswith("callback ")]
-            history = continued(run.record.config, out, run.state.epoch)
+            history = folder.continued(run.record.config, out, run.state.epoch)
             run = replace(run, record=replace(run.record, continued=history, notes=[*run.record.notes, *notes]))
         if run.state.epoch > plan.training.epochs:
             raise InputError(
@@ -184,7 +168,7 @@ def train_to_end(run: Assembly, callback: RunCallback, until: int | None) -> Run
     until = settings.epochs if until is None else min(until, settings.epochs)
     try:
         callback.call("begin", state, {})
-        with reserve_memory():
+        with failures.reserve_memory():
             context = replace(run.context, counting=callback.stopwatch.work.counting)
             status = train_epochs(state, run.data, context, callback, until)
             callback.save(state, over=status != "paused")
@@ -202,7 +186,7 @@ def train_to_end(run: Assembly, callback: RunCallback, until: int | None) -> Run
         raise
     except Exception as error:
         callback.heart.attempt.check()
-        failure = first_failure(failure_of(error), callback.folder, callback.ranks)
+        failure = failures.first_failure(failures.failure_of(error), callback.folder, callback.ranks)
         with suppress(InputError):  # a full disk must not hide what happened
             callback.write(state, status="failed", failure=failure)
         place = f"in epoch {state.epoch + 1}" if state.epoch < until else f"after epoch {state.epoch}, the last"
