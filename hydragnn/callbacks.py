@@ -199,16 +199,9 @@ class WandbLogger(TrainingCallback):
         """Begin or go on."""
         with as_missing("wandb", "wandb", 'callbacks of kind "wandb"'):
             import wandb
-        name = run.folder.resolve().name
-        self._run = wandb.init(
-            project=self.project,
-            dir=run.folder,
-            mode=self.mode,
-            name=name,
-            id=digest(str(run.folder.resolve())),
-            config=dict(run.config),
-            resume="allow",
-        )
+        folder, how = run.folder.resolve(), {"project": self.project, "mode": self.mode, "resume": "allow"}
+        of_run = {"name": folder.name, "id": digest(str(folder)), "config": dict(run.config)}
+        self._run = wandb.init(dir=run.folder, **how, **of_run)
 
     def epoch(self, run: RunView) -> None:
         """Log the values of the epoch."""

@@ -261,15 +261,8 @@ class BranchedConfig(_Config):
             way = "" if name else " by --branch, branch= or hydragnn.load(RUN, branch)"
             raise InputError(f"{problem} (branches: {', '.join(names)}){way}")
         branch = self.branches[names.index(name)]
-        return RunConfig(
-            data=branch.data,
-            split=branch.split,
-            batch=self.batch,
-            model=self.model,
-            heads=branch.heads,
-            train=self.train,
-            parallel=self.parallel,
-        )
+        own: dict[str, Any] = {"data": branch.data, "split": branch.split, "heads": branch.heads}
+        return RunConfig(batch=self.batch, model=self.model, train=self.train, parallel=self.parallel, **own)
 
 
 AnyConfig = RunConfig | BranchedConfig

@@ -62,11 +62,10 @@ class EGNNLayer(nn.Module):
         else:
             messages = silu(inner)  # [edges, channels]; the gate of eq. 8 is [edges, 1]
             messages = messages if self.gate is None else messages * torch.sigmoid(self.gate(messages))
-            received = (
-                segment_sum(messages, topology.receivers, topology.num_rows)
-                if envelope is None
-                else outer_sum(messages, envelope, topology).squeeze(1)  # of messages * envelope, which is not made
-            )
+            if envelope is None:
+                received = segment_sum(messages, topology.receivers, topology.num_rows)
+            else:  # of messages * envelope, which is not made
+                received = outer_sum(messages, envelope, topology).squeeze(1)
         increment = self.dropout(self.nodes(torch.cat([scalars, received], dim=-1)))  # eq. 6
         new = {**states, 0: scalars + increment}
         if self.coordinates is not None:

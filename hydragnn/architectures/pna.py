@@ -35,12 +35,9 @@ class PNASettings(GeometricSettings):
 
     def degree_scalers(self, spec: GraphSpec) -> DegreeScalers:
         """The scalers with the means of the training part."""
-        assert spec.statistics is not None
-        return DegreeScalers(
-            names=tuple(self.scalers),
-            mean_log_degree=spec.statistics.mean_log_degree,
-            mean_degree=spec.statistics.mean_degree,
-        )
+        own, names = spec.statistics, tuple(self.scalers)
+        assert own is not None
+        return DegreeScalers(names=names, mean_log_degree=own.mean_log_degree, mean_degree=own.mean_degree)
 
     @property
     def kinks(self) -> str:

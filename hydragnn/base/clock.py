@@ -50,10 +50,8 @@ class Clock:
     def phases(self) -> dict[str, float]:
         """Return seconds by phase until now, without ``other``."""
         self.enter(self.phase)
-        steps, measured = (
-            {name: value for name, value in one.items() if name not in ("other", *WHOLE)}
-            for one in (self.seconds, self.measured)
-        )
+        apart, both = ("other", *WHOLE), (self.seconds, self.measured)
+        steps, measured = ({name: one for name, one in of.items() if name not in apart} for of in both)
         scale = sum(steps.values()) / (sum(measured.values()) or 1.0)
         seconds = {name: scale * value for name, value in measured.items()} or steps
         replays, _ = seconds.pop("replay", 0.0), seconds.pop("step", 0.0)  # gaps in steps are ``other``

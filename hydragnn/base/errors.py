@@ -67,13 +67,8 @@ def wants_memory(error: BaseException | None) -> bool:
     (True, False)
     """
     while error is not None:
-        words = str(error).lower()
-        if (
-            isinstance(error, MemoryError)
-            or "failed to map segment" in words
-            or "allocate memory" in words
-            or "out of memory" in words
-        ):
+        words, texts = str(error).lower(), ("failed to map segment", "allocate memory", "out of memory")
+        if isinstance(error, MemoryError) or any(text in words for text in texts):
             return True
         error = error.__cause__ or error.__context__
     return False

@@ -84,8 +84,8 @@ def names_in(package: str, file: str) -> Callable[[str], Any]:
 
     @cache
     def homes() -> dict[str, str]:
-        imports = (one for one in ast.walk(ast.parse(Path(file).read_text())) if isinstance(one, ast.ImportFrom))
-        return {name.name: one.module or "" for one in imports for name in one.names}
+        nodes = ast.walk(ast.parse(Path(file).read_text()))
+        return {name.name: one.module or "" for one in nodes if isinstance(one, ast.ImportFrom) for name in one.names}
 
     def value_of(name: str) -> Any:
         if name not in homes():
@@ -221,12 +221,8 @@ def without_the_current_folder() -> Iterator[None]:
     search_path = list(sys.path)
     folder, entries = str(Path.cwd()), environment().get("PYTHONPATH", "").split(os.pathsep)
     doubtful = 0 if sys.flags.safe_path else 1  # what Python itself puts first
-    library = str(Path(os.__file__).parent)
-    if (
-        "" in entries
-        and library in search_path
-        and folder not in {str(Path(entry).resolve()) for entry in entries if entry}
-    ):
+    library, named = str(Path(os.__file__).parent), {str(Path(entry).resolve()) for entry in entries if entry}
+    if "" in entries and library in search_path and folder not in named:
         doubtful = search_path.index(library)
     sys.path[:] = [entry for number, entry in enumerate(search_path) if number >= doubtful or entry not in ("", folder)]
     try:

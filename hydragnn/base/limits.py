@@ -25,18 +25,8 @@ WITH_MARK = (".csv", ".dat", ".json", ".toml", ".tsv", ".txt")
 STREAMS: dict[bytes, Callable[[Path], Any]] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ\0": lzma.open}
 """Functions that unpack a file, by its first bytes."""
 
-DAMAGED_ARRAYS = (
-    BadZipFile,
-    EOFError,
-    KeyError,
-    lzma.LZMAError,
-    OSError,
-    RuntimeError,
-    SyntaxError,
-    TokenError,
-    ValueError,
-    zlib.error,
-)
+DAMAGED_ARRAYS: tuple[type[Exception], ...] = (BadZipFile, EOFError, KeyError, lzma.LZMAError, OSError)
+DAMAGED_ARRAYS += (RuntimeError, SyntaxError, TokenError, ValueError, zlib.error)
 """Errors of reading an npz file whose bytes are not those that were written; every array in it has a checksum."""
 
 

@@ -158,10 +158,8 @@ def force_constant_gaps(model: GraphModel) -> Figures:
         square = constants.flatten(0, 1).flatten(1)
         asymmetry = float((square - square.T).abs().max()) / scale
         yield asymmetry / SYMMETRY * AGREEMENT, f"{name}: force constants are not symmetric{ADVICE}"
-        yield (
-            float((numeric[:, own] - constants[0]).abs().max()) / scale,
-            f"{name}: force constants do not converge{ADVICE}",
-        )
+        change = float((numeric[:, own] - constants[0]).abs().max()) / scale
+        yield change, f"{name}: force constants do not converge{ADVICE}"
 
 
 def jumps_on_paths(model: GraphModel) -> Figures:

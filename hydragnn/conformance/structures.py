@@ -383,10 +383,8 @@ def _drift(subject: "Subject") -> Figures:
 def _stale(subject: "Subject") -> Figures:
     name, atoms = next(subject.structures())
     atoms.info.setdefault("charge", 0)
-    calculator, changes = (
-        subject.fresh(),
-        {"positions": ("positions", atoms.positions + RATTLE * np.eye(len(atoms), 3))},
-    )
+    changes = {"positions": ("positions", atoms.positions + RATTLE * np.eye(len(atoms), 3))}
+    calculator = subject.fresh()
     for number in {one for pair in _pairs(subject).values() for one in pair} - {atoms.numbers[0]}:
         changes["elements"] = ("numbers", np.array([number, *atoms.numbers[1:]]))
     if atoms.pbc.any():

@@ -123,14 +123,9 @@ class Channels:
 
         Its geometry is made anew from copied vectors, so that derivatives are summed over ranks once for all layers.
         """
-        copied = partial(self.everywhere, ways=("copy",))
-        own = replace(
-            graph,
-            vectors=copied(graph.vectors),
-            edge_features=copied(graph.edge_features),
-            condition=copied(graph.condition),
-            wider=None if graph.wider is None else self.shared(graph.wider),
-        )
+        inputs = {name: getattr(graph, name) for name in ("vectors", "edge_features", "condition")}
+        copied = self.everywhere(inputs, ("copy",))
+        own = replace(graph, wider=None if graph.wider is None else self.shared(graph.wider), **copied)
         own.cache.update({key: graph.cache[key] for key in OF_TOPOLOGY if key in graph.cache})
         return own
 

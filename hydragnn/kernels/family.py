@@ -279,12 +279,11 @@ def _along(
 
 def _together(name: str, member: FamilyMember, family: Family) -> type[Function]:
     def one_by_one(operands: Sequence[Tensor], structure: Any) -> tuple[Tensor, ...]:
-        return tuple(
-            form_on(family.members[derivative].forms, tensor.device.type)(
-                *[operands[a] for a in arguments], structure
-            ).to(tensor.dtype)
-            for (derivative, arguments), tensor in zip(member.derivatives, operands)
-        )
+        values = []
+        for (derivative, arguments), tensor in zip(member.derivatives, operands):
+            form = form_on(family.members[derivative].forms, tensor.device.type)
+            values.append(form(*[operands[a] for a in arguments], structure).to(tensor.dtype))
+        return tuple(values)
 
     class Together(Function):
         @staticmethod
@@ -306,13 +305,8 @@ def _together(name: str, member: FamilyMember, family: Family) -> type[Function]
                 if u is None:
                     continue
                 tensors = [operands[argument] for argument in arguments]
-                parts = family.gradients(
-                    derivative,
-                    (*tensors, u),
-                    ctx.structure,
-                    [tensor.dtype for tensor in tensors],
-                    [needed[argument] for argument in arguments],
-                )
+                dtypes, wanted = [tensor.dtype for tensor in tensors], [needed[argument] for argument in arguments]
+                parts = family.gradients(derivative, (*tensors, u), ctx.structure, dtypes, wanted)
                 for argument, part in zip(arguments, parts):
                     totals[argument] = add(totals[argument], part)
             return None, *totals

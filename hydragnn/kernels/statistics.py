@@ -126,9 +126,8 @@ class _LoopsGradient(Function):
             winner = form_on(HOLDERS, u.device.type)(messages.detach(), value, segments)
             return WINNERS("from winner", (u,), (winner, messages.shape[0]))
 
-        of_messages = (
-            None if to_variance is None else 2 * SUMS("spread", (to_variance / counts,), segments) * centred(u)
-        )
+        slope = None if to_variance is None else 2 * SUMS("spread", (to_variance / counts,), segments)
+        of_messages = None if slope is None else slope * centred(u)
         return (
             None,
             of_messages,

@@ -217,13 +217,8 @@ class GPSLayer(nn.Module):
         self.local = local
         self.attention = ATTENTION[kind](channels, heads)
         self.norms = nn.ModuleList(nn.LayerNorm(channels) for _ in range(3))
-        self.network = nn.Sequential(
-            nn.Linear(channels, 2 * channels),
-            SiLU(),
-            nn.Dropout(dropout),
-            nn.Linear(2 * channels, channels),
-            nn.Dropout(dropout),
-        )
+        wide, narrow = nn.Linear(channels, 2 * channels), nn.Linear(2 * channels, channels)
+        self.network = nn.Sequential(wide, SiLU(), nn.Dropout(dropout), narrow, nn.Dropout(dropout))
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, states: States, graph: MessageGraph) -> States:

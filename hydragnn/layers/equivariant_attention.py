@@ -112,12 +112,9 @@ class EquivariantAttention(nn.Module):
 
         def make() -> list[Tensor]:
             directions, dim = pairs.directions, pairs.directions.shape[1]
-            in_space = dim == 3
-            return (
-                self.harmonics(directions)
-                if in_space
-                else [torch.ones_like(directions[:, :1]), math.sqrt(dim) * directions]
-            )
+            if dim == 3:
+                return self.harmonics(directions)
+            return [torch.ones_like(directions[:, :1]), math.sqrt(dim) * directions]
 
         return pairs.once(("harmonics", self.harmonics.max_ell), make)
 

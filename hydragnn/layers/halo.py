@@ -103,15 +103,10 @@ class HaloExchange:
         self, pairs: Sequence[tuple[Tensor, Tensor]], inputs: Sequence[Tensor], *, differentiable: bool
     ) -> Sequence[Tensor]:
         """Return the gradients of outputs with seeds by each rank's inputs."""
-        outputs, seeds = zip(*pairs)
-        *gradients, token = torch.autograd.grad(
-            [*outputs, self.token],
-            [*inputs, self.start],
-            [*seeds, self.token if differentiable else torch.zeros_like(self.token)],
-            create_graph=differentiable,
-            retain_graph=True,
-            materialize_grads=True,
-        )
+        own = self.token if differentiable else torch.zeros_like(self.token)
+        (outputs, seeds), ends = zip(*pairs, (self.token, own)), [*inputs, self.start]
+        how = {"create_graph": differentiable, "retain_graph": True, "materialize_grads": True}
+        *gradients, token = torch.autograd.grad(outputs, ends, seeds, **how)
         self.token = 0 * token  # which outputs that are tied would make another number where nothing is exchanged
         return gradients
 

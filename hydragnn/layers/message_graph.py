@@ -329,11 +329,5 @@ def coarser_of(graph: MessageGraph) -> Coarser:
         species=None,
         levels=graph.levels[1:],
     )
-    return Coarser(
-        graph=coarse,
-        joining=level.joining,
-        leaving=level.leaving,
-        share=level.share,
-        merging=merging,
-        finer_edges=graph.topology.num_edges,
-    )
+    edges, ways = graph.topology.num_edges, {"joining": level.joining, "leaving": level.leaving}
+    return Coarser(graph=coarse, share=level.share, merging=merging, finer_edges=edges, **ways)

@@ -209,9 +209,8 @@ class SymmetricContraction(nn.Module):
             products.append(row_products(rows, products[-1], self, order))
         result = {}
         for degree, components in self.components.items():
-            weights = (
-                self.weights[degree](kinds).unflatten(1, (-1, self.channels)).transpose(0, 1)
-            )  # [paths, nodes, channels]
+            # [paths, nodes, channels]
+            weights = self.weights[degree](kinds).unflatten(1, (-1, self.channels)).transpose(0, 1)
             assert isinstance(components, nn.ModuleList)
             values = [component(rows, products).view(weights.shape) for component in components]
             result[int(degree)] = joined([(value * weights).sum(0).unsqueeze(1) for value in values], 1)

@@ -136,12 +136,9 @@ class ModelDescription:
 
     def spec(self, edge_width: int) -> GraphSpec:
         """Return what data and heads ask of the encoder."""
+        kinds, statistics = {name: self.fields[name].classes for name in self.kind_fields}, self.statistics
         return GraphSpec(
-            dim=self.dim,
-            edge_width=edge_width,
-            edge_kinds={name: self.fields[name].classes for name in self.kind_fields},
-            degrees=self.degrees,
-            statistics=self.statistics,
+            dim=self.dim, edge_width=edge_width, edge_kinds=kinds, degrees=self.degrees, statistics=statistics
         )
 
     def to_json(self) -> dict[str, Any]:

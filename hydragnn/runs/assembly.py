@@ -76,14 +76,8 @@ def assemble(
         notes = [*notes, f"batches of {graphs:,.4g} graphs train at a learning rate of up to {rate:.3g}, by base_batch"]
     count = mesh.sum_in_place(torch.tensor(state.parameters.count, device=placement.device), "pipeline")
     record = first_record(plan, data, int(count), placement.device, notes)
-    return Assembly(
-        state=state,
-        data=data,
-        context=context,
-        record=replace(record, start=start.to_json() if start else {}),
-        start=start,
-        mesh=mesh,
-    )
+    record = replace(record, start=start.to_json() if start else {})
+    return Assembly(state=state, data=data, context=context, record=record, start=start, mesh=mesh)
 
 
 def check_alike(plan: RunPlan, ranks: Ranks) -> None:

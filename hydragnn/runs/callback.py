@@ -261,13 +261,10 @@ class RunCallback:
         curves = {name: [*curve] for name, curve in state.curves.items()}
         for name in {**curves, **values} if moment == "epoch" else ():
             curves[name] = [*curves.get(name, [None] * state.epoch), values.get(name)]
+        config, predictor = copy.deepcopy(self.record.config), partial(predicted, state, self.data, self.mesh)
+        epochs, check = self.settings.epochs, self.heart.attempt.check
         return RunView(
-            folder=self.folder,
-            config=copy.deepcopy(self.record.config),
-            epochs=self.settings.epochs,
-            curves=curves,
-            predictor=partial(predicted, state, self.data, self.mesh),
-            check=self.heart.attempt.check,
+            folder=self.folder, config=config, epochs=epochs, curves=curves, predictor=predictor, check=check
         )
 
     def on_epoch_end(self, state: TrainState) -> None:

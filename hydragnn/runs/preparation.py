@@ -88,14 +88,8 @@ def prepare_data(
     of the node read the same stores, so that large ones are not copied into the memory of this one.
     """
     heartbeat()
-    batches = partial(
-        Loader,
-        budget=plan.budget,
-        seed=plan.training.seed,
-        rank=mesh.data_rank,
-        ranks=mesh.data_size,
-        node_cost=plan.branches[0].model.architecture.node_cost,
-    )
+    cost, seed = plan.branches[0].model.architecture.node_cost, plan.training.seed
+    batches = partial(Loader, budget=plan.budget, seed=seed, rank=mesh.data_rank, ranks=mesh.data_size, node_cost=cost)
     reading = Reading(ranks=mesh.ranks, placement=placement, heartbeat=heartbeat, batches=batches, shared=shared)
     drafts = []
     for branch in plan.branches:

@@ -56,20 +56,14 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("folder", type=Path, help="run folder with config.json")
     parser.add_argument("--until", type=int, default=None, help="end of the segment, in epochs (default: all epochs)")
     parser.add_argument("--threads", type=int, default=1, help="threads of this process on the CPU (default: 1)")
-    parser.add_argument(
-        "--micro-batches", type=int, default=1, help="parts in which a batch is computed, to save memory"
-    )
+    words = "parts in which a batch is computed, to save memory"
+    parser.add_argument("--micro-batches", type=int, default=1, help=words)
     parser.add_argument("--sharing", type=int, default=1, help="processes that share the device and its memory")
     parser.add_argument("--ranks", type=int, default=None, help="how many ranks there must be (default: any number)")
     parser.add_argument("--attempt", type=int, default=None, help="write only while RUN/attempt.json has this number")
     parser.add_argument("--beats", type=Path, default=None, help="file on this node that shows that the run lives")
-    parser.add_argument(
-        "--allow-code",
-        metavar="MODULE",
-        action="append",
-        default=[],
-        help="the configuration may name classes of this module",
-    )
+    words = "the configuration may name classes of this module"
+    parser.add_argument("--allow-code", metavar="MODULE", action="append", default=[], help=words)
     return parser.parse_args(arguments)
 
 

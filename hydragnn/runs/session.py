@@ -206,9 +206,8 @@ def train_to_end(run: Assembly, callback: RunCallback, until: int | None) -> Run
         callback.heart.attempt.check()
         with as_note("the record"):
             record = callback.write(state)
-    best = (
-        f"; best valid loss {record.best['valid/loss']:.4g} in epoch {record.best['epoch']:.0f}" if record.best else ""
-    )
+    own = record.best
+    best = f"; best valid loss {own['valid/loss']:.4g} in epoch {own['epoch']:.0f}" if own else ""
     callback.close(f"{record.status} after {record.epochs} epochs in {record.cost.seconds:,.0f} s{best}")
     return record
 

@@ -166,11 +166,8 @@ class RunData:
     @property
     def graphs_per_step(self) -> float:
         """Return the mean number of graphs of a batch, over all ranks."""
-        graphs, steps = (
-            sum(one.weight * count(one.train) for one in self.shown)
-            for count in (lambda feed: len(feed.loader.indices), lambda feed: feed.steps(0))
-        )
-        return float(graphs / max(1, steps))
+        graphs = sum(one.weight * len(one.train.loader.indices) for one in self.shown)
+        return float(graphs / max(1, sum(one.weight * one.train.steps(0) for one in self.shown)))
 
     def steps(self, epoch: int) -> int:
         """Batches of an epoch, over all ranks."""
