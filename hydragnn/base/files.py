@@ -42,8 +42,6 @@ def write_atomically(path: Path, content: bytes | str, check: Check | None = Non
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        if check is not None:
-            check()
 
     replace_atomically(path, write, check)
 
@@ -62,6 +60,8 @@ def replace_atomically(path: Path, write: Callable[[Path], None], check: Check |
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write(temporary)
+        if check is not None:
+            check()
         if os.path.lexists(path):
             temporary.replace(path)
             doubt = " (its new content is there as a whole, but may not survive a power cut)"

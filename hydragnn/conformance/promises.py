@@ -357,8 +357,7 @@ def no_sum_on_a_gpu_depends_on_the_order_of_its_threads(network: Network) -> Fig
     if find_spec("triton") is None:
         raise DoesNotApply("Triton is not installed, whose kernels a GPU would run")
     batch, model = CORNERS["two graphs"](), network.model()
-    parameters = list(model.parameters())
-    result = unordered_on_a_gpu(lambda: torch.autograd.grad(loss_of(model(batch)), parameters))
+    result = unordered_on_a_gpu(lambda: torch.autograd.grad(loss_of(model(batch)), list(model.parameters())))
     yield float(len(result)), "; ".join(f"{name} at {line}" for name, line in result.items())
 
 

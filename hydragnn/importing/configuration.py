@@ -198,6 +198,7 @@ def _run(source: Source, build: Table, targets: Sequence[Variable], store: str, 
     return {"batch": batch, "model": model, "branches": branches, "train": train}
 
 
+CONVOLVED = "convolutional heads ended with a batch norm and an activation there, and could not give every number"
 BROKEN = {
     "initial_bias": "raised an error there, and has no place here",
     "SyncBatchNorm": "has no meaning here: models have no batch norm",
@@ -265,9 +266,7 @@ def _run_heads(source: Source, targets: Sequence[Variable], notes: list[str], nu
         head |= {"pool": POOLS[source.architecture.get("graph_pooling") or "mean"]} if level == "graph" else {}
         if own.get("type") == "conv" and level == "node":
             head["conv_layers"] = min(16, max(1, int(own.get("num_headlayers") or 1)))
-            notes.append(
-                "convolutional heads ended with a batch norm and an activation there, and could not give every number"
-            )
+            notes.append(CONVOLVED)
         yield head
 
 

@@ -56,10 +56,8 @@ def find_models(path: Path) -> list[ModelFiles]:
         raise InputError(f"{path} does not exist; check the path")
     root = path if path.is_dir() else path.parent
     newest = {}
-    for file in sorted(
-        [path] if path.is_file() else [*_checkpoints(root, WEIGHTS)] or _checkpoints(root, OTHERS),
-        key=lambda file: (str(file.parent), _epoch(file)[1]),
-    ):
+    files = [path] if path.is_file() else [*_checkpoints(root, WEIGHTS)] or _checkpoints(root, OTHERS)
+    for file in sorted(files, key=lambda file: (str(file.parent), _epoch(file)[1])):
         if path.is_file() or file.exists():  # links to epochs that are gone
             newest[file.parent, _epoch(file)[0]] = file
     unique = dict[Path, Path]()
@@ -71,14 +69,11 @@ def find_models(path: Path) -> list[ModelFiles]:
             move = f"join its shards: python -m torch.distributed.checkpoint.format_utils dcp_to_torch {quote(str(shards.parent))} NEW.pk"
         raise InputError(f"{path} holds no checkpoint (.pk) of the public HydraGNN; {move}")
     of_folders = [file.parent for file in unique.values()]
-    return [
-        ModelFiles(
-            name=file.parent.resolve().name if of_folders.count(file.parent) == 1 else _epoch(file)[0],
-            checkpoint=file,
-            root=root,
-        )
-        for file in sorted(unique.values(), key=str)
-    ]
+    models = []
+    for file in sorted(unique.values(), key=str):
+        name = file.parent.resolve().name if of_folders.count(file.parent) == 1 else _epoch(file)[0]
+        models.append(ModelFiles(name=name, checkpoint=file, root=root))
+    return models
 
 
 def _epoch(file: Path) -> tuple[str, int]:
@@ -103,11 +98,8 @@ def _config(folder: Path) -> Mapping[str, Any]:
     others = [*sorted(folder.glob("*/config.json")), *sorted(folder.glob("*.json"))]
     for places in ([folder / "config.json"], [folder.parent / "config.json"], others):
         tables = {place: read_json(place) for place in places if place.is_file()}
-        configs = {
-            place: one
-            for place, one in tables.items()
-            if isinstance(one, dict) and isinstance(one.get("NeuralNetwork"), dict)
-        }
+        dicts = {place: one for place, one in tables.items() if isinstance(one, dict)}
+        configs = {place: one for place, one in dicts.items() if isinstance(one.get("NeuralNetwork"), dict)}
         if any(one != next(iter(configs.values())) for one in configs.values()):
             raise InputError(f"{' and '.join(map(str, configs))} differ; name that of {folder} config.json")
         for place, value in configs.items():

@@ -133,10 +133,8 @@ def import_folder(path: Path, out: Path, top_k: int | None = None) -> Import:
             failures.append(error)
     if not models:
         raise failures[0]
-    if top_k is not None and len(losses) < len(checkpoints):
-        failures.append(
-            InputError(f"{len(checkpoints) - len(losses)} models without a validation loss were no candidates")
-        )
+    if top_k is not None and (lacking := len(checkpoints) - len(losses)) > 0:
+        failures.append(InputError(f"{lacking} models without a validation loss were no candidates"))
     pages, stores, names, count = list[Page](), list[Store](), list[str](), Counter[str]()
     for one in models:
         count[one.name] += 1
@@ -189,8 +187,8 @@ def _import_configuration(path: Path, out: Path) -> Import:
     ] or [f"{builds} --out {quote(str(out / files.run['data']['store']))}"]
     notes = [*files.notes, *diagnose_configuration(Source(read_json(path), path))]
     commands.append(f"hydragnn train {quote(str(out / 'run.toml'))} --out RUN")
-    origin, words = str(path.resolve()), "a configuration names them"
-    return Import(out=out, source=origin, models=(), data=words, left_out=notes, next=commands)
+    words = "a configuration names them"
+    return Import(out=out, source=str(path.resolve()), models=(), data=words, left_out=notes, next=commands)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -116,8 +116,7 @@ def _ends() -> dict[str, Make]:
 
     def make(received: bool, on_edges: bool, edges: Topology, channels: int, normal: Normal) -> Case:
         g, x, e = (normal(count, channels) for count in (edges.num_rows, edges.num_columns, edges.num_weights))
-        tensors = (*[g] * received, x, *[e] * on_edges)
-        return Case(tensors=tensors, rest=(received, on_edges, edges))
+        return Case(tensors=(*[g] * received, x, *[e] * on_edges), rest=(received, on_edges, edges))
 
     return {
         "both ends and edges": partial(make, True, True),
@@ -154,8 +153,9 @@ def _of(*shapes: str, rest: str = "", first: Callable[[Tensor], Tensor] = lambda
     return make
 
 
-GATHERED_OUTER = _of("columns channels", "weights channels", "edges 3", rest="topology")
-EDGE_SUM = ("edges channels", "edges 1")
+GATHERED_OUTER = {"directions": _of("columns channels", "weights channels", "edges 3", rest="topology")}
+GATHERED_OUTER |= {"directions, shared weight": _sharing(GATHERED_OUTER["directions"])}
+ACTIVATED = {"messages": _of("edges channels", "edges 1", rest="topology", first=lambda x: 3 * x)}
 
 
 def _radial() -> dict[str, Make]:
@@ -226,10 +226,7 @@ CASES: Mapping[str, tuple[Callable[..., Any], Mapping[str, Make]]] = {
     "scatter_multiply_sum": (trilinear.scatter_multiply_sum, _sums(from_rows=True)),
     "edge_product": (trilinear.edge_product, _products()),
     "gather_add": (with_absent(ends.gather_add), _ends()),
-    "gather_outer_sum": (
-        gathered_outer.gather_outer_sum,
-        {"directions": GATHERED_OUTER, "directions, shared weight": _sharing(GATHERED_OUTER)},
-    ),
+    "gather_outer_sum": (gathered_outer.gather_outer_sum, GATHERED_OUTER),
     "outer_sum": (outer.outer_sum, {"directions": _of("edges channels", "edges 3", rest="topology")}),
     "along_directions": (outer.along_directions, {"directions": _of("edges 3", "rows 3 channels", rest="topology")}),
     "along_channels": (outer.along_channels, {"directions": _of("edges channels", "rows 3 channels", rest="topology")}),
@@ -238,11 +235,8 @@ CASES: Mapping[str, tuple[Callable[..., Any], Mapping[str, Make]]] = {
     "segment_max": (segments.segment_max, WITH_HEADS),
     "segment_statistics": (segments.segment_statistics, WITH_HEADS),
     "spread": (segments.spread, {"rows": _of("columns channels", rest="senders")}),
-    "activated_sum": (
-        function_sums.activated_sum,
-        {"messages": _of(*EDGE_SUM, rest="topology", first=lambda x: 3 * x)},
-    ),
-    "power_sums": (function_sums.power_sums, {"deviations": _of(*EDGE_SUM, rest="topology")}),
+    "activated_sum": (function_sums.activated_sum, ACTIVATED),
+    "power_sums": (function_sums.power_sums, {"deviations": _of("edges channels", "edges 1", rest="topology")}),
     "segment_softmax": (segments.segment_softmax, WITH_HEADS),
     "silu": (activation.silu, {"numbers": _of("edges channels", first=lambda x: 3 * x)}),
     "lengths_and_directions": (pointwise.lengths_and_directions, {"vectors": _of("edges 3")}),

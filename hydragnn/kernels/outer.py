@@ -65,8 +65,7 @@ def plain_along_directions(directions: Tensor, vectors: Tensor, topology: Topolo
 
 def plain_along_channels(messages: Tensor, vectors: Tensor, topology: Topology) -> Tensor:
     """Contract vectors with messages, one axis at a time."""
-    axes = vectors.unbind(1)
-    products = [(axis.index_select(0, topology.receivers) * messages).sum(-1) for axis in axes]
+    products = [(axis.index_select(0, topology.receivers) * messages).sum(-1) for axis in vectors.unbind(1)]
     return torch.stack(products, dim=-1)  # [edges, dim]
 
 

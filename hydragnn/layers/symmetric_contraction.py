@@ -108,8 +108,8 @@ def _places(max_ell: int, order: int) -> NDArray[np.int64]:
     """Return the monomial of each shorter one times each component."""
     number = {monomial: place for place, monomial in enumerate(_monomials(max_ell, order))}
     components = range((max_ell + 1) ** 2)
-    rows = [[number[tuple(sorted((*one, i)))] for i in components] for one in _monomials(max_ell, order - 1)]
-    return np.array(rows)
+    smaller = _monomials(max_ell, order - 1)
+    return np.array([[number[tuple(sorted((*one, i)))] for i in components] for one in smaller])
 
 
 def row_products(

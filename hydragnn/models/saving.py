@@ -61,13 +61,7 @@ def save_model(
         contiguous[name] = one.clone() if one.data_ptr() in places else one
         places.add(one.data_ptr())
     seal = {CHECKSUM: weights_checksum(contiguous)}
-
-    def write(temporary: Path) -> None:
-        write_tensors(temporary, contiguous, seal)
-        if check is not None:
-            check()
-
-    replace_atomically(folder / "weights.safetensors", write, check)
+    replace_atomically(folder / "weights.safetensors", lambda aside: write_tensors(aside, contiguous, seal), check)
     write_sealed(folder / "model.json", content, check)
 
 

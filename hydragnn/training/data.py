@@ -72,8 +72,7 @@ class Feed:
     def parts_of(self, graphs: NDArray[np.int64]) -> tuple[GraphBatch, ...]:
         """Return this rank's parts of a batch of these graphs."""
         loader = self.loader
-        share = share_of(graphs, loader.costs, loader.ranks, loader.rank)
-        batch = loader.store.read(share, loader.fields)
+        batch = loader.store.read(share_of(graphs, loader.costs, loader.ranks, loader.rank), loader.fields)
         return self.placement.parts(batch if self.normalisation is None else normalise(batch, self.normalisation))
 
     def steps(self, epoch: int) -> int:

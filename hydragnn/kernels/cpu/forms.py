@@ -82,8 +82,7 @@ def edge_product_gradients(x: Tensor, g: Tensor, u: Tensor, topology: Topology) 
     if not _weighs(u, x) or not serves(x, g, u):
         return None
     sent, received = _dense_like(x), _dense_like(g)
-    ends = topology.num_columns, topology.num_rows
-    sizes = (topology.num_edges, *ends, *_axes_and_channels(x, u.dim() - 1))
+    sizes = (topology.num_edges, topology.num_columns, topology.num_rows, *_axes_and_channels(x, u.dim() - 1))
     call("both_sums", (x, g, u, topology.senders, topology.receivers, topology.pair), sizes, sent, received)
     return sent, received
 
@@ -130,9 +129,8 @@ def collect_along(weight: Tensor, directions: Tensor, vectors: Tensor, topology:
         return None
     out = weight.new_empty(topology.num_columns, weight.shape[1])
     arrays = (weight, directions, vectors, topology.senders, topology.receivers, topology.pair)
-    return _run(
-        "collect_along", arrays, (topology.num_edges, topology.num_columns, directions.shape[1], weight.shape[1]), out
-    )
+    sizes = (topology.num_edges, topology.num_columns, directions.shape[1], weight.shape[1])
+    return _run("collect_along", arrays, sizes, out)
 
 
 def multiply_along(x: Tensor, directions: Tensor, vectors: Tensor, topology: Topology) -> Tensor | None:
@@ -140,10 +138,8 @@ def multiply_along(x: Tensor, directions: Tensor, vectors: Tensor, topology: Top
     if not serves(x, directions, vectors) or vectors.shape[1:] != (*directions.shape[1:], *x.shape[1:]):
         return None
     sizes = (topology.num_edges, topology.num_weights, directions.shape[1], x.shape[1])
-    out = x.new_empty(sizes[1], sizes[3])
-    return _run(
-        "multiply_along", (x, directions, vectors, topology.senders, topology.receivers, topology.pair), sizes, out
-    )
+    arrays = (x, directions, vectors, topology.senders, topology.receivers, topology.pair)
+    return _run("multiply_along", arrays, sizes, x.new_empty(sizes[1], sizes[3]))
 
 
 def contract_along(x: Tensor, weight: Tensor, vectors: Tensor, topology: Topology) -> Tensor | None:
@@ -170,9 +166,8 @@ def sum_along_gradients(
 
 def gather_add(received: Tensor | None, sent: Tensor, edges: Tensor | None, topology: Topology) -> Tensor | None:
     """Add the states of both ends and of the edge."""
-    if not serves(received, sent, edges) or any(
-        end is not None and end.shape[1:] != sent.shape[1:] for end in (received, edges)
-    ):
+    shapes = {end.shape[1:] for end in (received, sent, edges) if end is not None}
+    if not serves(received, sent, edges) or len(shapes) > 1:
         return None
     out = sent.new_empty(topology.num_edges, *sent.shape[1:])
     ends = (received, sent, edges, topology.senders, topology.receivers, topology.pair)
@@ -222,8 +217,8 @@ def statistics(messages: Tensor, segments: tuple[Tensor, int]) -> tuple[Tensor, 
 def statistics_gradient(segments: tuple[Tensor, int], messages: Tensor, *values: Tensor | None) -> Tensor:
     """Return the gradient of messages from mean, least, largest and the gradients of their statistics."""
     out, spare = _dense_like(messages), messages.new_empty(2, _width(messages))
-    arrays = (messages, segments[0], *values)
-    return _run("statistics_gradient", arrays, _sizes(messages, segments[1]), spare, out)
+    sizes = _sizes(messages, segments[1])
+    return _run("statistics_gradient", (messages, segments[0], *values), sizes, spare, out)
 
 
 def holders(messages: Tensor, value: Tensor, segments: tuple[Tensor, int]) -> Tensor | None:
