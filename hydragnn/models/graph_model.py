@@ -174,11 +174,8 @@ class GraphModel(nn.Module):
         if self.basis_of_pairs is None:
             return None
         pairs = self.edge_sets(batch)[1]
-        owner, counts, vectors = (
-            batch.owner("node"),
-            batch.counts("node"),
-            edge_vectors(pairs) if vectors is None else vectors,
-        )
+        owner, counts = batch.owner("node"), batch.counts("node")
+        vectors = edge_vectors(pairs) if vectors is None else vectors
         return MessageGraph(
             topology=pairs.topology, owner=owner, nodes_per_graph=counts, vectors=vectors, basis=self.basis_of_pairs
         )

@@ -36,9 +36,8 @@ def stacked_copy(model: GraphModel, weights: Mapping[str, Tensor]) -> GraphModel
     result = copy.deepcopy(model)
     forms = forms_of(model)
     for module in result.modules():
-        if stacked := forms.get(
-            type(module)
-        ):  # another class of the same object: names, buffers and order of layers stay
+        if stacked := forms.get(type(module)):
+            # another class of the same object: names, buffers and order of layers stay
             object.__setattr__(module, "__class__", stacked)
         if isinstance(module, RadialFilters):
             module.tables = ()  # of one member's filters
