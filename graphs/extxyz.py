@@ -52,6 +52,8 @@ def entries_of(comment: str, texts: Collection[str] = ()) -> dict[str, Any]:
     for quoted_key, quoted in ENTRY.findall(comment):
         key, closed = quoted_key.strip('"'), quoted[:1] in {*"\"'{["} and len(quoted) > 1
         letters = re.sub(r"\\(.)", r"\1", quoted[1:-1] if closed else quoted)
+        if not closed and "=" in quoted and f"{quoted_key}= " in comment:  # ASE writes an empty text so
+            raise ValueError(f'{key}= has no value, and would take {quoted} for it; write {key}="", or leave it out')
         if not isinstance(info.get(key, ""), str) and _is_text(key, letters, texts):
             info[key] = letters
     _check_keys(info)
@@ -97,9 +99,9 @@ def check_elements(text: str) -> None:
     names = [REV_PROPERTY_NAME_MAP.get(name, name) for name in declared[::3]]
     if declared[0] and "positions" not in names:  # ASE would put all atoms at the origin
         raise ValueError("Properties names no positions; write pos:R:3 for their columns")
-    # ASE would drop the last ones
-    if declared[0] and lines and len(lines[0].split()) > (width := _width_of(":".join(declared))):
-        raise ValueError(f"atoms have {len(lines[0].split())} columns, and Properties names {width}; name all of them")
+    most = max(map(len, map(str.split, lines)), default=0) if declared[0] else 0
+    if most > (width := _width_of(":".join(declared))):  # ASE would drop the last ones
+        raise ValueError(f"atoms have {most} columns, and Properties names {width}; name all of them")
     numbers = _NUMBERS.intersection(names)
     if "symbols" not in names or not numbers:
         return

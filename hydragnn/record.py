@@ -17,6 +17,8 @@ VERSION = 1
 Status = Literal["running", "paused", "finished", "stopped", "failed"]
 FINISHED: tuple[Status, ...] = ("finished", "stopped")
 """Ends of runs that have a result: after all epochs, or early."""
+OUTSIDE = "trained outside"
+"""Key under ``start`` in the record of a run whose weights came from a loop of a user's own, with their checksum."""
 Seconds = Annotated[float, pydantic.Field(ge=-1, le=1e12)]
 """Measured time; of differences of clocks a little below zero, too."""
 

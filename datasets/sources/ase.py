@@ -258,13 +258,16 @@ def _unreadable(path: Path, number: int, error: Exception) -> InputError:
         )
     return InputError(
         f"{path}: structure {number} "
-        f"{species_problem(error) or f'cannot be read by ASE ({type(error).__name__}: {error}); check the file and format'}"
+        f"{known_problem(error) or f'cannot be read by ASE ({type(error).__name__}: {error}); check the file and format'}"
     )
 
 
-def species_problem(error: Exception) -> str:
-    """Return the fault of a species that ASE refused; else empty."""
+def known_problem(error: Exception) -> str:
+    """Return the fault of a species, or of a file beside; else empty."""
     traceback = list(walk_tb(error.__traceback__))
+    for frame, _ in traceback:
+        if frame.f_code.co_name == "read_constraints_from_file":  # ASE's, for an OUTCAR
+            return f"cannot be read, since {frame.f_locals['path']} beside it is damaged; repair or remove that one"
     if not isinstance(error, KeyError) or traceback[-1][0].f_globals["__name__"] != "ase.symbols":
         return ""
     label = str(error.args[0])

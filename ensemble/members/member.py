@@ -18,11 +18,8 @@ from hydragnn.ensemble.members.latent import LatentSpace
 from hydragnn.graphs.batch import GraphBatch, volumes
 from hydragnn.graphs.field import Field
 from hydragnn.models import Distribution, Target, TrainedModel, concatenate_distributions, load_model
-from hydragnn.record import RunRecord, read_record
+from hydragnn.record import OUTSIDE, RunRecord, read_record
 from hydragnn.runs.folder import decisive
-
-OUTSIDE = "trained outside"
-"""Key under ``start`` in the record of a run whose weights came from a loop of a user's own, with their checksum."""
 
 GROWTH = 2.0
 """Memory of a loaded member per byte of its file: it predicts, and a copy has the parameters that may train."""

@@ -15,7 +15,7 @@ from hydragnn.base.places import check_exists, check_file, distinct_names
 from hydragnn.base.settings import read_toml
 from hydragnn.datasets import BuildSettings, Make
 from hydragnn.datasets.build import attributes_of, makers_of
-from hydragnn.datasets.sources.ase import AseBuild, species_problem
+from hydragnn.datasets.sources.ase import AseBuild, known_problem
 from hydragnn.datasets.sources.registry import for_prediction, read_build_settings, settings_of_rule
 from hydragnn.datasets.sources.table_files import find_files
 from hydragnn.ensemble.ensemble import Ensemble
@@ -211,12 +211,14 @@ def frames_of(path: Path, block: Block) -> Iterator[Atoms | InputError]:
                 except MemoryError:
                     raise
                 except Exception as error:  # readers of ASE raise anything
-                    problem = species_problem(error) or f"cannot be read ({error}); check it"
+                    problem = known_problem(error) or f"cannot be read ({error}); check it"
                     yield InputError(f"{path}: structure {number} {problem}")
             return
         for atoms in structures_of(path):
             yield atoms
             number += 1
+        if number == first:
+            raise InputError(f"{path} has no structure; leave it out, or say its kind and format in a BUILD.toml")
     except (InputError, MemoryError):
         raise
     except Exception as error:  # readers of ASE raise anything
@@ -224,7 +226,7 @@ def frames_of(path: Path, block: Block) -> Iterator[Atoms | InputError]:
 
 
 def _unreadable(path: Path, number: int, error: Exception) -> InputError:
-    if problem := species_problem(error):
+    if problem := known_problem(error):
         return InputError(f"{path}: structure {number} {problem}")
     return InputError(f"{path} is neither a store nor a file that ASE can read (structure {number}: {error}); check it")
 
@@ -237,6 +239,6 @@ def structures_in(path: Path) -> list[Atoms]:
         if isinstance(frame, InputError):
             raise frame
         frames.append(frame)
-    if not frames or not all(map(len, frames)):
-        raise InputError(f"{path} has no structure, or one without atoms; give structures that ASE reads")
+    if not all(map(len, frames)):
+        raise InputError(f"{path} has a structure without atoms; give structures that ASE reads")
     return frames

@@ -14,14 +14,14 @@ from hydragnn.base.places import absent_store
 from hydragnn.config import RunConfig
 from hydragnn.datasets import Budget, GraphStore, Loader, WithoutEdges, make_split, normalise, open_store
 from hydragnn.datasets.manifest import cutoff_of
-from hydragnn.ensemble.members.member import OUTSIDE, Member
+from hydragnn.ensemble.members.member import Member
 from hydragnn.ensemble.reading.module import TrainableEnsemble, value_of
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.models import GraphModel, TrainedModel, save_model
 from hydragnn.models.branched import build_branched
 from hydragnn.models.executor import Eager
 from hydragnn.models.saving import weights_checksum
-from hydragnn.record import Cost, RunRecord, write_record
+from hydragnn.record import OUTSIDE, Cost, RunRecord, write_record
 from hydragnn.runs.folder import check_folder
 from hydragnn.training.evaluate import errors_on, flat_metrics, trivial_predictor
 from hydragnn.training.loss import label_counts, loss_sums

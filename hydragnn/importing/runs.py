@@ -16,7 +16,7 @@ from hydragnn.base.files import write_atomically, write_json
 from hydragnn.config import RunConfig
 from hydragnn.datasets import Budget, GraphStore, Normalisation, Scale, open_store
 from hydragnn.datasets.formats.public_columns import LABELS
-from hydragnn.ensemble.members.member import OUTSIDE, Member
+from hydragnn.ensemble.members.member import Member
 from hydragnn.ensemble.uses.outside import validated_record
 from hydragnn.frozen import FrozenModel, FrozenSettings, build, of_branch
 from hydragnn.graphs.parts import PART
@@ -28,7 +28,7 @@ from hydragnn.importing.variables import LOSSES, Reading, complete, reading_of
 from hydragnn.models import TrainedModel, build_from_description, make_description, save_model
 from hydragnn.models.executor import Eager
 from hydragnn.models.saving import weights_checksum
-from hydragnn.record import RunRecord, write_record
+from hydragnn.record import OUTSIDE, RunRecord, write_record
 from hydragnn.training.evaluate import Metrics, errors_on
 
 TUNE = "tune.toml"

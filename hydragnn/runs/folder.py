@@ -14,7 +14,7 @@ from hydragnn.config import AnyConfig, parse_config, stored_config
 from hydragnn.datasets import GraphStore, WithoutEdges, open_store
 from hydragnn.distributed.ranks import Ranks
 from hydragnn.distributed.sharing import first_ranks_value
-from hydragnn.record import RunRecord, read_record
+from hydragnn.record import OUTSIDE, RunRecord, read_record
 from hydragnn.runs.attempt import RunAttempt
 
 ATTEMPT = "attempt.json"
@@ -204,8 +204,13 @@ def identities(record: RunRecord, out: Path) -> dict[str, Collection[str]]:
 
 
 def check_checkpoint(checkpoint: Path | None, out: Path) -> None:
-    """Raise InputError where a run that ended has lost its checkpoint."""
+    """Raise InputError where a run that ended has no checkpoint."""
     record = None if checkpoint or (out / ATTEMPT).is_file() else earlier_record(out)
+    if record and OUTSIDE in record.start:
+        raise InputError(
+            f"{out} was trained outside of this program and has no checkpoint to go on from; fine-tune it in another folder, by [start] "
+            f'with model = "{out}"'
+        )
     if record and record.status in ("finished", "stopped", "paused"):
         raise InputError(
             f"{out} has trained {record.epochs} epochs, but the checkpoint to go on from is gone; copy {out / 'checkpoints'} back as a "

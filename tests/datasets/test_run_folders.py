@@ -89,6 +89,15 @@ def test_steps_of_vasp_that_did_not_converge_are_left_out(file: str, tmp_path: P
     assert [note[-2:] for note in store_info(tmp_path / "both.h5").notes[:2]] == ["#1", "-2"]
 
 
+def test_a_damaged_file_beside_an_outcar_is_the_one_that_is_named(tmp_path: Path) -> None:
+    shutil.copy(VASP / "OUTCAR_example_1", tmp_path / "OUTCAR")
+    (tmp_path / "CONTCAR").write_text("Cut\n1.0\n 1 0 0\n 0 1")
+    words = f"since {tmp_path / 'CONTCAR'} beside it is damaged; repair or remove"
+    refused(tmp_path, words, **ASE, files=["OUTCAR"], fields=[ENERGY])
+    (tmp_path / "CONTCAR").unlink()
+    assert len(built(tmp_path, **ASE, files=["OUTCAR"], fields=[ENERGY])) == 1
+
+
 @pytest.mark.parametrize(("start", "converged"), [("0", False), ("1", True)])
 @pytest.mark.parametrize("file", ["vasprun.xml", "OUTCAR"])
 def test_one_iteration_is_enough_with_orbitals_of_another_run(

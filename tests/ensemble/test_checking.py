@@ -202,7 +202,8 @@ def test_laws_of_forces_say_nothing_of_a_potential_without_them(name: str, monke
     [
         ("", "is neither a store nor a file that ASE can read"),
         ("\x89PNG\r\n", "is neither a store nor a file that ASE can read"),
-        ("0\n\n", "has no structure, or one without atoms"),
+        ("0\n\n", "has a structure without atoms"),
+        ("\n\n", "has no structure"),
         ("1\n\nU 0 0 0\n", "has a structure that cannot be predicted: .*no reference value"),
     ],
 )

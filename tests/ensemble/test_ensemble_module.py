@@ -20,11 +20,11 @@ from hydragnn.base.errors import InputError
 from hydragnn.datasets import MemoryStore, open_store
 from hydragnn.ensemble import Ensemble, build_ensemble, calculator, rollout, spread_factors
 from hydragnn.ensemble.ensemble import ensemble_of
-from hydragnn.ensemble.members.member import OUTSIDE
 from hydragnn.ensemble.prediction.rules import rule_for
 from hydragnn.graphs import Field, GraphBatch, concatenate, graph_from_arrays
 from hydragnn.graphs.pyg import torch_geometric
 from hydragnn.models import load_model
+from hydragnn.record import OUTSIDE
 from hydragnn.runs import train
 from tests.ensemble.conftest import calculating, config_of, refused, written
 from tests.once import shared

@@ -508,6 +508,10 @@ def test_sources_that_do_not_fit_are_refused(predict: Predict, tmp_path: Path) -
     refused("neither a store nor a file that ASE can read", predict, "out.h5", tmp_path / "notes.xyz")
     (tmp_path / "helium.xyz").write_text("2\n\nHe 0 0 0\nHe 0 0 0\n")
     refused("can be turned into a graph", predict, "out.h5", tmp_path / "helium.xyz")
+    (tmp_path / "good.xyz").write_text("1\n\nH 0 0 0\n")
+    for name, text in {"blank.xyz": "\n\n", "empty.cif": "data_a\n_b 1\n"}.items():
+        (tmp_path / name).write_text(text)
+        refused(f"{name} has no structure; leave it out", predict, "out.h5", [tmp_path / "good.xyz", tmp_path / name])
     os.mkfifo(tmp_path / "some.xyz")
     refused("is no regular file, and reading it might not end", rules.structures_in, tmp_path / "some.xyz")
     assert not list(tmp_path.glob("*out.h5*"))

@@ -138,6 +138,8 @@ NO_FRAME = {
     'lattice="5 0 0 0 5 0 0 0 5"': "has no meaning; write Lattice",
     **{f"Properties=species:S:1:pos:R:3:{columns}": "more than 100,000 columns" for columns in COLUMNS},
     f"{BOX} Properties=pos:R:3": "atoms have 4 columns, and Properties names 3",
+    f'{BOX} note= pbc="F F F"': "note= has no value, and would take pbc=",  # a molecule would be periodic
+    f"{BOX} note= energy=1": "note= has no value, and would take energy=1 for it",
     f'{BOX} stress="{HALVES.format(0.03)}"': "stress is no symmetric tensor",  # ASE takes one half
     f"{BOX} stress={{{HALVES.format(0.03)}}}": "stress is no symmetric tensor",
 }
@@ -149,7 +151,16 @@ def test_what_would_be_read_as_something_else_is_refused(comment: str, sentence:
         read_frame(f"1\n{comment}\n{ATOM}")
 
 
+def test_an_atom_with_a_column_too_many_is_refused_wherever_it_stands() -> None:
+    with pytest.raises(ValueError, match="atoms have 5 columns, and Properties names 4"):
+        read_frame(f"2\n{BOX} Properties=species:S:1:pos:R:3\n{ATOM}Cu 1 0.5 0.5 0.5\n")  # Cu 1 may be a label
+
+
 def test_what_only_looks_so_is_read() -> None:
+    assert read_frame(f'1\nnote="a= b=c" smiles=C=C pbc=F energy= 2\n{ATOM}').info == {
+        "note": "a= b=c",
+        "smiles": "C=C",
+    }
     assert read_frame(f"1\n{BOX} pbc=F energy=1 lattice=fcc\n{ATOM}").info == {"lattice": "fcc"}
     assert len(read_frame(f"1\nlattice of copper\n{ATOM}")) == 1
     nearly = read_frame(f'1\n{BOX} stress="{HALVES.format(0.020001)}"\n{ATOM}')

@@ -16,7 +16,7 @@ import pytest
 from hydragnn.base.errors import InputError, Interrupted
 from hydragnn.base.files import digest, read_json, write_json, write_sealed
 from hydragnn.config import RunConfig
-from hydragnn.record import RunRecord, read_record, write_record
+from hydragnn.record import OUTSIDE, RunRecord, read_record, write_record
 from hydragnn.runs.folder import decisive
 from hydragnn.runs.progress import Progress
 from tests.hydragnn.training.conftest import (
@@ -211,6 +211,9 @@ def test_a_run_without_its_checkpoint_begins_anew_but_not_over_its_model(trained
         trained("run", make_config(train__epochs=3), resume=True)
     assert (run / "model" / "weights.safetensors").read_bytes() == model
     shutil.rmtree(run / "checkpoints")
+    write_record(replace(record, start={OUTSIDE: "1a"}), run)
+    with pytest.raises(InputError, match=r"was trained outside .* fine-tune it .* model = "):
+        trained("run", make_config(train__epochs=3), resume=True)
     write_record(replace(record, status="running"), run)
     again = trained("run", make_config(train__epochs=3), resume=True)
     assert again.continued == ["after epoch 0 with train.epochs: 2, now 3"]
