@@ -48,10 +48,12 @@ def entries_of(comment: str, texts: Collection[str] = ()) -> dict[str, Any]:
     >>> entries_of("id=010 gap=1.10 run = 1e5 group='T'", ["run", "group"])
     {'id': '010', 'gap': np.float64(1.1), 'run': '1e5', 'group': 'T'}
     """
-    info = key_val_str_to_dict(comment)
+    info, first = key_val_str_to_dict(comment), dict[str, str]()
     for quoted_key, quoted in ENTRY.findall(comment):
         key, closed = quoted_key.strip('"'), quoted[:1] in {*"\"'{["} and len(quoted) > 1
         letters = re.sub(r"\\(.)", r"\1", quoted[1:-1] if closed else quoted)
+        if key in _KEYS.values() and first.setdefault(key, letters) != letters:  # ASE would take the last
+            raise ValueError(f"{key} stands twice, as {first[key]} and {letters}; keep one")
         if not closed and "=" in quoted and f"{quoted_key}= " in comment:  # ASE writes an empty text so
             raise ValueError(f'{key}= has no value, and would take {quoted} for it; write {key}="", or leave it out')
         if not isinstance(info.get(key, ""), str) and _is_text(key, letters, texts):

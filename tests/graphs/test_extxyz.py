@@ -139,6 +139,8 @@ NO_FRAME = {
     **{f"Properties=species:S:1:pos:R:3:{columns}": "more than 100,000 columns" for columns in COLUMNS},
     f"{BOX} Properties=pos:R:3": "atoms have 4 columns, and Properties names 3",
     f'{BOX} note= pbc="F F F"': "note= has no value, and would take pbc=",  # a molecule would be periodic
+    f'{BOX} pbc=F pbc="F F T"': "pbc stands twice, as F and F F T; keep one",
+    f'{BOX} Lattice="9 0 0 0 9 0 0 0 9"': "Lattice stands twice",
     f"{BOX} note= energy=1": "note= has no value, and would take energy=1 for it",
     f'{BOX} stress="{HALVES.format(0.03)}"': "stress is no symmetric tensor",  # ASE takes one half
     f"{BOX} stress={{{HALVES.format(0.03)}}}": "stress is no symmetric tensor",
