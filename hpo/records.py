@@ -119,7 +119,13 @@ def bought(out: Path, node_hours: float) -> list[dict[str, Any]]:
     curves = bool(errors) and ":" not in errors[0]  # code of users does not run here
     for trial in trials:
         record = read_record(trial_folder(out, trial.number))
-        seconds = Load(trial.work or 0.0, trial.scaling).on(state.least) * state.least
+        load, phases, cost = Load(trial.work or 0.0, trial.scaling), record.usage.phases, record.cost
+        seconds = load.on(state.least) * state.least
+        unseen = record.branches or record.config.get("train", {}).get("callbacks")  # whose time no phase has
+        if phases and cost.graphs_per_second and trial.measured and not unseen:  # else with the start of the segment
+            own = record.parts.get("train", 0) / cost.graphs_per_second
+            own += (phases.get("validation", 0.0) + phases.get("saving", 0.0)) / record.epochs
+            seconds *= min(1.0, own / load.on(cost.nodes))
         hours = seconds * len(state.nodes) / len(state.slots) / 3600
         curve = [objective_value(record, errors[0], end) for end in range(1, curves * record.epochs + 1)]
         row = {"trial": trial.number, "values": trial.values, "parameters": record.parameters}

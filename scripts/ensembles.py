@@ -78,24 +78,24 @@ def front_of_campaign(campaign: Path, top_k: int | None, at_most: Mapping[str, f
         raise InputError(
             f"{campaign} has one objective ({names[0]}), and no front; leave --from-front and --at-most out"
         )
+    limits = {name: bound for name, bound in zip(names, bounds) if bound is not None} | dict(at_most)
     for name, bound in at_most.items():
         if name not in names:
             raise InputError(f"--at-most {name}: {campaign} has no such objective; {nearest(name, names)}")
-        bounds[names.index(name)] = bound
+        bounds[names.index(name)] = bound + 5e-6 * abs(bound)  # six digits are shown, which can be rounded down
     front = front_trials(history.trials, tuple(bounds))
     if not front or len(front) < (top_k or 1):
         ends = [trial.objectives for trial in history.trials if trial.status == "finished"]
         words = ", ".join(
-            f"{name} up to {bound:.10g}"
-            + (f" (the least is {min(values[place] for values in ends):.10g})" if ends else "")
-            for place, (name, bound) in enumerate(zip(names, bounds))
-            if bound is not None
+            f"{name} up to {limits[name]:.10g}"
+            + (f" (the least is {min(values[place] for values in ends):.6g})" if ends else "")
+            for place, name in enumerate(names)
+            if name in limits
         )
         raise InputError(
             f"the front of {campaign} has {len(front)} finished trials{' with ' * bool(words)}{words}, fewer than {top_k or 1}; "
             + ("widen the bound, or let more trials finish" if words and ends else "let more trials finish")
         )
-    limits = {name: bound for name, bound in zip(names, bounds) if bound is not None}
     folders = [trial.folder for trial in front[:top_k]]
     return _choice(campaign, folders, method="front", by=", ".join(names), at_most=limits)
 

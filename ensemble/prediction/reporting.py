@@ -63,6 +63,7 @@ class PredictionResult(Shown):
     usage: Usage
     """Seconds of all ranks while they predict, by phase (read, compute, write, wait), the share without waits, and energy."""
     graphs_per_second: float
+    """Graphs of this call per second; those of resumed units are left out, as if units were alike."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the result as plain JSON."""
@@ -121,7 +122,7 @@ def prediction_result(
         seconds=seconds,
         seconds_of=seconds_of,
         usage=usage,
-        graphs_per_second=counts["graphs"] / seconds,
+        graphs_per_second=counts["graphs"] * (1 - schedule.resumed / (schedule.units or 1)) / seconds,
     )
 
 

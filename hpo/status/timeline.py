@@ -1,7 +1,7 @@
 """Timeline of a campaign: attempts, outages, sessions, and useful time.
 
-*Useful* is training that ends in a result (or in a failure that says something about the configuration, since it is an answer
-too), start-up and saving left out. What a machine fault destroyed, what was done twice and what stood idle is not useful.
+*Useful* is training that ends in a result, start-up and saving left out. What ended in a failure of the configuration, what a machine fault
+destroyed, what was done twice and what stood idle is not useful.
 """
 
 import math
@@ -35,6 +35,7 @@ FAULTS: dict[str, str] = {
 USES = {
     "useful": "training that counts",
     "overhead": "start-up, saving, repeated epochs",
+    "failed": "trials that failed by themselves",
     "faults": "lost in faults",
     "out": "out of service",
     "idle": "idle",
@@ -71,7 +72,7 @@ class Span(Stretch, frozen=True, kw_only=True):
     epochs: int = 0
     """Epochs gained."""
     useful: float = 0.0
-    """Seconds of it that count."""
+    """Seconds of it that count, or that were an answer where its failure ended the trial."""
     last: bool = False
     """True where its failure ended the trial."""
     suspects: tuple[str, ...] = ()
@@ -118,9 +119,12 @@ class NodeHours:
 
     allocated: float
     useful: float
-    faults: float
     overhead: float
-    """Start-up, saving, and what runs again after it was cut off."""
+    """Start-up and saving."""
+    failed: float
+    """Attempts whose failure is an answer about the configuration."""
+    faults: float
+    """What faults of the machine and ends of controllers destroyed."""
     out: float
     """Nodes that were probed or in quarantine."""
     idle: float
@@ -159,18 +163,13 @@ class Timeline:
         """The sums over all sessions."""
         nodes = _nodes_of(self.sessions)
         allocated = sum(len(session.nodes) * session.seconds for session in self.sessions)
-        used = [
-            (span.outcome, nodes(span) * (time := span.seconds), min(1.0, span.useful / (time or 1.0)))
-            for span in self.spans
-        ]
-        blameless = {*WELL, "cut"}
-        useful = sum([time * share for _, time, share in used])
-        faults = sum([time * (1 - share) for outcome, time, share in used if outcome not in blameless])
-        overhead = sum([time * (1 - share) for outcome, time, share in used if outcome in blameless])
-        out = sum(nodes(outage) * outage.seconds for outage in self.outages)
-        idle = max(0.0, allocated - useful - faults - overhead - out)
-        parts = (value / 3600 for value in (allocated, useful, faults, overhead, out, idle))
-        return NodeHours(**dict(zip(("allocated", "useful", "faults", "overhead", "out", "idle"), parts)))
+        uses = dict.fromkeys(USES, 0.0) | {"out": sum(nodes(outage) * outage.seconds for outage in self.outages)}
+        for span in self.spans:
+            time, share = nodes(span) * span.seconds, min(1.0, span.useful / (span.seconds or 1.0))
+            uses["failed" if span.last else "useful"] += time * share
+            uses["overhead" if span.outcome in WELL else "faults"] += time * (1 - share)
+        uses["idle"] = max(0.0, allocated - sum(uses.values()))
+        return NodeHours(allocated=allocated / 3600, **{use: value / 3600 for use, value in uses.items()})
 
     def faults(self) -> tuple[FaultRow, ...]:
         """Failures by kind, the costliest first."""

@@ -202,7 +202,7 @@ def status_rows(status: CampaignStatus) -> dict[str, list[str]]:
         "sampler": sampler,
         "rungs": [
             f"epoch {rung.epochs}: {rung.reached} reached it"
-            + ("" if rung.best is None else f", best {rung.best:.4g} (trial {rung.trial})")
+            + ("" if rung.best is None else f", best {rung.best:.6g} (trial {rung.trial})")
             for rung in status.rungs
         ],
         "nodes": [nodes.text + (f" ({out})" if out else "")] if status.status in ("running", "silent") else [],
@@ -232,7 +232,7 @@ def status_line(status: CampaignStatus) -> str:
 
 
 def _numbers(value: float, others: Sequence[float]) -> str:
-    return ", ".join(f"{one:.4g}" for one in (value, *others))
+    return ", ".join(f"{one:.6g}" for one in (value, *others))
 
 
 def _trials_text(status: CampaignStatus) -> str:

@@ -12,7 +12,7 @@ from hydragnn.hpo.status.facts import front_trials, values_line
 from hydragnn.scripts.report import canvas
 from hydragnn.scripts.report.canvas import Figure, Table, table_of
 from hydragnn.scripts.report.facts import Campaign
-from hydragnn.scripts.report.words import measured, short, text
+from hydragnn.scripts.report.words import short, text
 
 Values = tuple[float, ...]
 
@@ -30,7 +30,7 @@ def front(campaign: Campaign) -> Figure | None:
         for trial in trials:
             first, second = trial.objectives[:2]
             fill = canvas.ACCENT if trial in best else canvas.SOFT if trial.status == "finished" else "none"
-            numbers = ", ".join(f"{name} {value:.4g}" for name, value in zip(campaign.objectives, trial.objectives))
+            numbers = ", ".join(f"{name} {value:.6g}" for name, value in zip(campaign.objectives, trial.objectives))
             tip = f"{canvas.TIP}trial {trial.number}: {numbers}; {values_line(trial.values)}"
             axes.plot([second], [first], "o", color=fill, gid=tip, **look)
         if len(campaign.objectives) == 2 and len(best) > 1:
@@ -112,8 +112,8 @@ def settings_of(campaign: Campaign, trials: Sequence[TrialHistory]) -> dict[str,
 
 
 def objective_of(place: int, trial: TrialHistory) -> str:
-    """Return one of several objectives of a trial, as text."""
-    return measured(trial.objectives[place])
+    """Return one of several objectives of a trial, with the digits that ``--at-most`` compares."""
+    return f"{trial.objectives[place]:.6g}"
 
 
 def front_table(campaign: Campaign) -> Table | None:

@@ -20,7 +20,7 @@ from hydragnn.scripts.report.effects import effects
 from hydragnn.scripts.report.facts import Campaign, Facts, failure_kind
 from hydragnn.scripts.report.front import front, front_table, objective_of, settings_of, volume
 from hydragnn.scripts.report.training import curve
-from hydragnn.scripts.report.words import join, measured, plain_number
+from hydragnn.scripts.report.words import join, measured
 
 BEST_TRIALS = 10
 DOTS, LINES = 2000, 400
@@ -37,7 +37,7 @@ def chapter(facts: Facts) -> Section | None:
     if best:
         near = ", the nearest, since none meets all bounds" if violation(best.objectives, campaign.bounds) else ""
         pairs = zip(campaign.objectives, best.objectives)
-        values = join([f"{name} = {plain_number(value)}" for name, value in pairs])
+        values = join([f"{name} = {value:.6g}" for name, value in pairs])
         lead += f"The best is trial {best.number} with {values}{near}."
     else:
         lead += "None has a result yet."
@@ -145,7 +145,7 @@ def trials_table(campaign: Campaign) -> Table:
         ranked,
         {
             "trial": lambda trial: str(trial.number),
-            campaign.measure: lambda trial: measured(scores[trial.number]),
+            campaign.measure: lambda trial: f"{scores[trial.number]:.6g}",
             **{name: partial(objective_of, place) for place, name in enumerate(campaign.objectives) if place},
             "status": lambda trial: TRIALS[trial.status],
             "epochs": of_record(lambda record: str(record.epochs)),

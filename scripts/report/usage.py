@@ -27,7 +27,7 @@ PARTS: dict[str, tuple[str, str, float, str]] = {
     "gaps": ("gaps in the GPU's work", canvas.FAIR, 0.55, 'set train.graphs = "on", or raise batch.max_graphs'),
     "other": ("start and host", canvas.FAIR, 0.4, "train longer after each start, or raise batch.max_graphs"),
     "overhead": (USES["overhead"], canvas.MUTED, 0.7, "take fewer rungs or longer trainings, since each start takes its time"),
-    "failed": ("trials that failed by themselves", canvas.POOR, 0.7, "the table of faults has the reasons; narrow search.space"),
+    "failed": (USES["failed"], canvas.POOR, 0.7, "the table of faults has the reasons; narrow search.space"),
     "faults": (USES["faults"], canvas.POOR, 1.0, "see the table of faults"),
     "out": (USES["out"], canvas.POOR, 0.4, "ask for other nodes; the chart shows which were kept out"),
     "idle": (USES["idle"], canvas.RULE, 1.0, "raise search.trials or search.finalists, or take fewer nodes or workers"),
@@ -38,7 +38,7 @@ REMEDIES = {
     "out_of_memory": "set batch.memory, or lower batch.max_graphs",
     "launch": "log.txt of such a trial says why it did not start",
     "lost_node": "ask for other nodes, or lower train.checkpoint_seconds",
-    "preempted": "lower train.checkpoint_seconds, so that less is trained again",
+    **dict.fromkeys(("preempted", "cut"), "lower train.checkpoint_seconds, so that less is trained again"),
 }
 """Next move against faults by kind."""
 
@@ -80,12 +80,8 @@ class Spent:
         if hours.allocated <= 0:
             return phases
         uses = {use: 3600 * getattr(hours, use) for use, words in USES.items() if words in hours.uses}
-        useful = uses.pop("useful", 0.0)
-        times = [(span.last, span.useful * len(span.slots)) for span in self.timeline.spans]
-        failed = useful * sum(own for last, own in times if last) / (sum(own for _, own in times) or 1.0)
-        parts, total = phases or {"useful": 1.0}, sum(phases.values()) or 1.0
-        parts = {name: value / total * (useful - failed) for name, value in parts.items()} | {"failed": failed} | uses
-        return {name: value for name, value in parts.items() if value > 0}
+        useful = uses.pop("useful", 0.0) if phases else 0.0
+        return {name: value / sum(phases.values()) * useful for name, value in phases.items() if useful} | uses
 
     def share_of_peak(self, name: str) -> float | None:
         """Return the share of a peak that computation uses, if known."""
@@ -99,10 +95,7 @@ class Spent:
 
     def loss(self) -> str:
         """Return the largest loss and the next move, if known."""
-        parts, faults = (
-            self.parts,
-            [one for one in self.timeline.faults() if one.kind != "cut"],
-        )  # those count as overhead
+        parts, faults = self.parts, self.timeline.faults()
         name = max((one for one in parts if PARTS[one][3]), key=lambda one: parts[one], default="")
         if not name:
             return ""

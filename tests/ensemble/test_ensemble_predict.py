@@ -410,6 +410,7 @@ def test_torn_parts_are_made_again(predict: Predict, tmp_path: Path, monkeypatch
     second.write_bytes(second.read_bytes()[:-9] + b"x" + second.read_bytes()[-8:])
     result = predict("out.h5", batch=BATCH, resume=True)
     assert (result.units, result.units_resumed) == (5, 3)
+    assert result.graphs_per_second * result.seconds == pytest.approx(0.4 * result.graphs), "the speed of this call"
     original, torn = Parts.keep_segment, list[Path]()
 
     def keep_torn(parts: Parts, *segment: Any) -> None:

@@ -1,6 +1,7 @@
 """A budget buys epochs by the measured costs of a campaign, and errors by its curves."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from hydragnn.base.errors import InputError
 from hydragnn.hpo import campaign_history
 from hydragnn.hpo.journal import replay
 from hydragnn.hpo.records import bought, expected
-from hydragnn.record import RunRecord
+from hydragnn.record import Cost, RunRecord, Usage, read_record, write_record
 
 CONSTANT: dict[str, Any] = {"train": {"schedule": "constant"}, "heads": [{"kind": "scalar"}]}
 COSINE = {**CONSTANT, "train": {"schedule": "cosine"}}
@@ -86,6 +87,18 @@ def test_a_budget_buys_epochs_of_finished_trials_by_their_costs(search: Search, 
     values = [row["expected"] for row in rows]
     assert values == sorted(values) and json.dumps(rows)
     assert {row["basis"] for row in bought(out, 1e-12)} == {"no epoch"}
+
+
+def test_the_start_of_a_segment_is_no_part_of_its_epochs(search: Search, tmp_path: Path) -> None:
+    search("c", trials=3)
+    before = {row["trial"]: row for row in bought(tmp_path / "c", 1.0)}
+    for number, row in before.items():
+        folder, epoch = campaign_history(tmp_path / "c").trials[number].folder, 3600 * row["node_hours_per_epoch"]
+        record, cost = read_record(folder), Cost(graphs_per_second=100 / (0.1 * epoch), seconds=1.0)
+        usage = Usage(phases={"validation": 0.02 * epoch * record.epochs, "saving": 0.03 * epoch * record.epochs})
+        write_record(replace(record, parts={"train": 100}, cost=cost, usage=usage), folder)
+    for row in bought(tmp_path / "c", 1.0):
+        assert row["node_hours_per_epoch"] == pytest.approx(0.15 * before[row["trial"]]["node_hours_per_epoch"])
 
 
 def test_bounds_that_no_trial_meets_are_said(search: Search, tmp_path: Path) -> None:

@@ -36,7 +36,6 @@ from hydragnn.scripts.report.facts import Campaign, Facts
 from hydragnn.scripts.report.front import front, front_table, volume, volumes
 from hydragnn.scripts.report.search import best_so_far, chapter
 from hydragnn.scripts.report.search import history as objectives_by_trial
-from hydragnn.scripts.report.words import plain_number
 
 GOALS: list[Any] = ["valid/loss", {"of": "cost/parameters", "at_most": 6000.0}]
 UNIT = {"type": "float", "low": 0.0, "high": 1.0}
@@ -261,6 +260,23 @@ def test_a_campaign_shows_its_front_and_an_ensemble_takes_it(search: Search, tmp
     assert len(chosen(tmp_path / "c", None, {"cost/parameters": bound}).folders) == len(shown) - 1
 
 
+def test_a_bound_copied_from_status_or_report_keeps_the_trial_that_it_was_copied_from(
+    search: Search, tmp_path: Path
+) -> None:
+    result = search("c", objective=["valid/loss", "cost/parameters"], trials=12)
+    campaign = Campaign(history=campaign_history(tmp_path / "c"), records={}, importances={})
+    lines, rows = status_rows(result)["front"][1:], front_table(campaign).rows  # type: ignore[union-attr]
+    copies = [(line.split()[1].strip(":"), line.split()[2].strip(",")) for line in lines]
+    copies += [(row[0].split()[0], row[1]) for row in rows]
+    for trial, loss in copies:
+        choice = chosen(tmp_path / "c", None, {"valid/loss": float(loss)})
+        assert int(trial) in map(int, choice.selection["chosen"]) and choice.selection["at_most"]["valid/loss"] == float(loss)  # fmt: skip
+    least = min(one.value for one in result.front)
+    assert chosen(tmp_path / "c", None, {"valid/loss": least * (1 - 4e-6)}).folders, "six digits can be rounded down"
+    with pytest.raises(InputError, match="has 0 finished trials"):
+        chosen(tmp_path / "c", None, {"valid/loss": least * (1 - 2e-5)})
+
+
 def test_the_report_draws_the_front(search: Search, tmp_path: Path) -> None:
     result = search("c", objective=GOALS, trials=12)
     campaign = Campaign(history=campaign_history(tmp_path / "c"), records={}, importances={})
@@ -362,7 +378,7 @@ def test_a_bound_that_nothing_meets_ends_with_the_nearest(search: Search, tmp_pa
     ]
     campaign = Campaign(history=campaign_history(tmp_path / "c"), records={}, importances={})
     assert volume(campaign) is None
-    near = f"cost/parameters = {plain_number(least)}, the nearest, since none meets all bounds"
+    near = f"cost/parameters = {least:.6g}, the nearest, since none meets all bounds"
     assert near in chapter(Mock(spec=Facts, campaign=campaign)).lead  # type: ignore[union-attr]
 
 

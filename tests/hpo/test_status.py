@@ -382,6 +382,15 @@ def test_node_hours_are_what_was_allocated_and_its_uses_and_running_attempts_cou
     assert (hours.useful, hours.goodput) == (pytest.approx(100 / 3600), pytest.approx(0.5))
 
 
+def test_trials_that_failed_are_no_goodput_and_what_ended_controllers_destroyed_is_lost_in_faults() -> None:
+    diverged = (130.0, Failed(trial=0, attempt=1, kind="diverged", message="the loss is nan", epochs=0))
+    hours = timeline_after(OPENED, PROPOSED, diverged).node_hours()
+    assert 3600 * hours.failed == pytest.approx(30) and hours.goodput == 0 == hours.overhead == hours.faults
+    launched = (110.0, Launched(trial=0, attempt=1, identity={"pid": 1}))
+    cut = timeline_after(OPENED, PROPOSED, launched, (140.0, Opened(plan=SHORT, slots=("n1", "n2")))).node_hours()
+    assert 3600 * cut.faults == pytest.approx(10) and cut.overhead == 0
+
+
 @given(
     seed=st.integers(0, 2**16),
     slots=st.integers(1, 6),
@@ -404,7 +413,7 @@ def test_every_second_of_every_node_is_accounted_for(
     builder = timeline_builder(player.events)
     timeline = builder.timeline()
     hours = timeline.node_hours()
-    parts = hours.useful + hours.faults + hours.overhead + hours.out + hours.idle
+    parts = hours.useful + hours.overhead + hours.failed + hours.faults + hours.out + hours.idle
     assert parts == pytest.approx(hours.allocated)
     assert all(-1e-9 <= span.useful <= span.seconds + 1e-9 for span in timeline.spans)
     for slot in timeline.slots:

@@ -133,6 +133,7 @@ PEAKS = {"peak_flops": 1e12, "peak_bytes": 1e11}
                 ("lost_node", "a node was lost", "ask for other nodes"),
                 ("launch", "it did not start", "log.txt of such a trial"),
                 ("preempted", "ended from outside", "lower train.checkpoint_seconds"),
+                ("cut", "the controller was gone", "lower train.checkpoint_seconds, so that less"),
                 ("timeout", "timeout", "see the table of faults"),
             )
         ),
