@@ -15,22 +15,13 @@ from numpy.typing import NDArray
 from hydragnn.base.errors import InputError
 from hydragnn.base.files import allow_many_files, digest
 from hydragnn.base.places import StorePlace, as_path, is_public
+from hydragnn.datasets import manifest
 from hydragnn.datasets.access import Access, attribute_at
 from hydragnn.datasets.arrays import Array, ArraySpec, FlatGraphs, array_name, array_specs, join, mask_name, offsets_of
 from hydragnn.datasets.fingerprint import fingerprint_of, graph_digests
 from hydragnn.datasets.formats.engine import PartReader, engine_named
 from hydragnn.datasets.formats.memory import check_fields, checked_indices, field_named
 from hydragnn.datasets.gather import GAP, gather, no_graphs, take_graphs
-from hydragnn.datasets.manifest import (
-    MANIFEST,
-    Layout,
-    PartInfo,
-    StoreManifest,
-    check_part_files,
-    other_rule,
-    part_files,
-    read_manifest,
-)
 from hydragnn.datasets.part_texts import TextsReader, texts_path
 from hydragnn.datasets.public import PublicStore
 from hydragnn.datasets.store import Column, Numbers, Sizes
@@ -69,13 +60,13 @@ class OpenParts:
 class PartFile:
     """One part of a store, opened when it is first read."""
 
-    def __init__(self, folder: Path, info: PartInfo, manifest: StoreManifest, opened: OpenParts) -> None:
+    def __init__(self, folder: Path, info: manifest.PartInfo, store: manifest.StoreManifest, opened: OpenParts) -> None:
         """The part ``info`` of the store in ``folder``; nothing is opened yet."""
         self._opened = opened
         self.info = info
         self.path = folder / info.name
-        self.specs = disk_specs(manifest.dim, manifest.fields)
-        self._manifest = manifest
+        self.specs = disk_specs(store.dim, store.fields)
+        self._manifest = store
         self._reader: PartReader | None = None
         self.texts: TextsReader | None = None
         """None where no graph has a text."""
@@ -94,7 +85,7 @@ class PartFile:
         return self._reader
 
     @property
-    def layout(self) -> dict[str, Layout]:
+    def layout(self) -> dict[str, manifest.Layout]:
         """The arrays that must be on disk, by name."""
         layouts = {}
         for name, spec in self.specs.items():
@@ -102,7 +93,7 @@ class PartFile:
                 rows = [block[COLUMNS[spec.location]] for block in self.info.blocks]
                 stored = self.info.stored.get(name, range(len(rows)))
                 stored_rows, reach = tuple(rows[block] for block in stored), sum(rows[: max(stored) + 1])
-                layouts[name] = Layout(rows=stored_rows, reach=reach, shape=spec.shape, dtype=spec.dtype)
+                layouts[name] = manifest.Layout(rows=stored_rows, reach=reach, shape=spec.shape, dtype=spec.dtype)
         return layouts
 
     def check_files(self) -> None:
@@ -110,7 +101,7 @@ class PartFile:
 
         So nothing of the size that a manifest claims is allocated before its files have that size.
         """
-        check_part_files(self.path, self.info)
+        manifest.check_part_files(self.path, self.info)
         if self.texts is not None:
             self.texts.check()
         least = sum(sum(array.rows) * array.row_bytes for array in self.layout.values())
@@ -223,7 +214,7 @@ class DiskStore(Access):
         InputError where one is foreign, damaged, incomplete or newer, or they differ in their schema.
         """
         self.path, self.paths = path, (path, *more)
-        manifests = [read_manifest(one) for one in self.paths]
+        manifests = [manifest.read_manifest(one) for one in self.paths]
         self.manifest = manifests[0]
         opened = OpenParts()
         self.parts: list[PartFile] = []
@@ -247,8 +238,8 @@ class DiskStore(Access):
         For what is kept outside it: a fingerprint is what a manifest claims, and another store may claim the same.
         InputError where a file is gone.
         """
-        files = [path / MANIFEST for path in self.paths]
-        files += [file for part in self.parts for file in part_files(part.path).values()]
+        files = [path / manifest.MANIFEST for path in self.paths]
+        files += [file for part in self.parts for file in manifest.part_files(part.path).values()]
         try:
             stamps = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
         except OSError as error:
@@ -356,7 +347,7 @@ class DiskStore(Access):
             part.close()
 
 
-def check_schema(path: Path, first: StoreManifest, other: Path, own: StoreManifest) -> None:
+def check_schema(path: Path, first: manifest.StoreManifest, other: Path, own: manifest.StoreManifest) -> None:
     """Raise InputError for stores whose graphs differ in kind."""
     problem, mine, fields = "", {f.name: f for f in first.fields}, {f.name: f for f in own.fields}
     if mine != fields:
@@ -364,7 +355,7 @@ def check_schema(path: Path, first: StoreManifest, other: Path, own: StoreManife
         problem = f"the field {name} is in one of them alone, or has another shape, unit, role or dtype"
     elif first.dim != own.dim:
         problem = f"their dimensions are {first.dim} and {own.dim}"
-    if problem := problem or other_rule(first.attributes, own.attributes):
+    if problem := problem or manifest.other_rule(first.attributes, own.attributes):
         raise InputError(
             f"{path} and {other} are no one data set: {problem}; build them alike, or train them as branches"
         )

@@ -37,16 +37,9 @@ from hydragnn.ensemble.members.member import (
     shared_inputs,
 )
 from hydragnn.ensemble.members.plan import chunks_of, default_budget
+from hydragnn.ensemble.reading import structures
 from hydragnn.ensemble.reading.module import TrainableEnsemble, makers_of_items, rows_as_given
-from hydragnn.ensemble.reading.structures import (
-    Structures,
-    check_edges,
-    check_lengths,
-    made_graphs,
-    own_neighbours,
-    reads_atoms,
-    structures_for,
-)
+from hydragnn.ensemble.reading.structures import Structures
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import ATOMIC_NUMBERS, Field
 from hydragnn.graphs.joining import concatenate
@@ -152,7 +145,7 @@ class Ensemble(Shown):
         items = [source.read(range(len(source)))] if is_graph_store(source) else [*graphs_in(source)]
         if items and all(isinstance(one, GraphBatch) for one in items):
             return concatenate(items)
-        graphs, _, failures = made_graphs(makers_of_items(self, items))
+        graphs, _, failures = structures.made_graphs(makers_of_items(self, items))
         for unbuilt in failures.values():
             raise InputError(unbuilt.reason)
         self.needed(MemoryStore(graphs))
@@ -229,8 +222,8 @@ class Ensemble(Shown):
     def doubt_about_structures(self) -> str:
         """Return a note where the training store of a run is gone."""
         store = self.members[0].config.data.store
-        known = "attributes" in self.manifest.data or own_neighbours(self.members[0]) is not None
-        if known or absent_store(store) is None or not reads_atoms(self.manifest):
+        known = "attributes" in self.manifest.data or structures.own_neighbours(self.members[0]) is not None
+        if known or absent_store(store) is None or not structures.reads_atoms(self.manifest):
             return ""
         return (
             f"the training store {text_of(store)} is not there, so that structures have all neighbours within the model's cutoff, and fields as they "
@@ -256,7 +249,7 @@ class Ensemble(Shown):
     @property
     def structures(self) -> Structures:
         """Return the rule for graphs of atoms; InputError if training had none."""
-        return structures_for(self)
+        return structures.structures_for(self)
 
     @property
     def training_attributes(self) -> Mapping[str, Any]:
@@ -284,9 +277,9 @@ class Ensemble(Shown):
     def check_rule(self, attributes: Mapping[str, Any], what: str) -> None:
         """Raise InputError where graphs are built otherwise than in training."""
         self.check_transform(transform_of(attributes), what)
-        check_lengths(self.training_attributes, attributes)
+        structures.check_lengths(self.training_attributes, attributes)
         settings = (member.model.description.model for member in self.members)
-        check_edges(settings, self.training_attributes, attributes)
+        structures.check_edges(settings, self.training_attributes, attributes)
 
     def needed(self, store: GraphStore) -> list[str]:
         """Return the fields to read from a store.
@@ -345,7 +338,7 @@ class Ensemble(Shown):
 
     def predict_made(self, makers: Iterable[Make]) -> Predictions:
         """Predict the graphs that makers give."""
-        graphs, numbers, failures = made_graphs(makers)
+        graphs, numbers, failures = structures.made_graphs(makers)
         if graphs:
             reasons = {number: unbuilt.reason for number, unbuilt in failures.items()}
             return self._predict_store(MemoryStore(graphs), np.array(numbers), reasons)

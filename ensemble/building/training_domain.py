@@ -10,21 +10,11 @@ from numpy.typing import NDArray
 
 from hydragnn.datasets import GraphStore
 from hydragnn.ensemble.building.held_out import Setup, splits_of
-from hydragnn.ensemble.domain import (
-    STATES,
-    Detector,
-    Domain,
-    DomainScores,
-    Doubts,
-    Latent,
-    OpenReferences,
-    Spread,
-    doubts_of,
-    fitted_domain,
-    references_of,
-    scores_of,
-    views,
-)
+from hydragnn.ensemble.domain.detector import Detector, Doubts
+from hydragnn.ensemble.domain.domain import Domain, DomainScores
+from hydragnn.ensemble.domain.doubts import STATES, Latent, Spread, doubts_of
+from hydragnn.ensemble.domain.fitting import fitted_domain, references_of, scores_of, views
+from hydragnn.ensemble.domain.kinds import OpenReferences
 from hydragnn.ensemble.ensemble import Ensemble
 from hydragnn.ensemble.estimates.calibration.cross_validation import shares
 from hydragnn.ensemble.estimates.calibration.protocol import AnyCalibration, Distance, held_out_p_values

@@ -6,16 +6,8 @@ import numpy as np
 from jaxtyping import Int
 
 from hydragnn.datasets import GraphStore, pack
-from hydragnn.ensemble.domain.detector import (
-    LARGEST_TABLE,
-    Channel,
-    Detector,
-    Doubts,
-    GraphView,
-    Numbers,
-    length_scale,
-    species_field,
-)
+from hydragnn.ensemble.domain import detector
+from hydragnn.ensemble.domain.detector import LARGEST_TABLE, Detector, Doubts, GraphView, Numbers, length_scale
 from hydragnn.ensemble.domain.domain import Domain, DomainScores, node_values_of, values_of
 from hydragnn.ensemble.domain.kinds import Contacts, Kinds, fitted_statistics, items_of
 from hydragnn.ensemble.domain.rarity import FALSE_ALARMS, expected_alarms, fitted_rarity
@@ -58,7 +50,7 @@ def fitted_domain(
     if not detectors:
         return Domain(), Domain().scores_of_values(np.zeros((total, 0)))
     channels = channels_of(detectors)
-    node_channels = [channel for detector in detectors for channel in detector.node_channels]
+    node_channels = [channel for one in detectors for channel in one.node_channels]
     every = np.full((total, len(channels)), np.nan)
     nodes, owners = [np.zeros((0, len(node_channels)))], [np.zeros(0, dtype=np.int64)]
     first = 0
@@ -84,7 +76,7 @@ def fitted_domain(
 
 def fitted_checks(seen: Iterable[GraphView], inputs: Sequence[Field]) -> list[Detector]:
     """Return checks of kinds and contacts, from views of training graphs."""
-    species = species_field({field.name: field for field in inputs})
+    species = detector.species_field({field.name: field for field in inputs})
     kinds_by_field = {field.name: np.zeros(0, dtype=np.int64) for field in inputs if field.classes}
     kinds, shortest, lonely = np.zeros(0, dtype=np.int64), np.full((LARGEST_TABLE, LARGEST_TABLE), np.inf), False
     for view in seen:
@@ -110,9 +102,9 @@ def references_of(train: Int[np.ndarray, " train"]) -> Int[np.ndarray, " referen
     return train[:: max(1, -(-len(train) // REFERENCES))]
 
 
-def channels_of(detectors: Sequence[Detector]) -> list[Channel]:
+def channels_of(detectors: Sequence[Detector]) -> list[detector.Channel]:
     """Return the channels of all detectors in order."""
-    return [channel for detector in detectors for channel in detector.channels]
+    return [channel for one in detectors for channel in one.channels]
 
 
 def scores_of(domain: Domain, store: GraphStore, graphs: Graphs, read: Sequence[str], doubts: Doubts) -> DomainScores:

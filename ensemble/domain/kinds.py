@@ -9,16 +9,8 @@ import numpy as np
 from jaxtyping import Float, Int
 from scipy.spatial import KDTree
 
-from hydragnn.ensemble.domain.detector import (
-    LARGEST_TABLE,
-    Array,
-    Channel,
-    Detector,
-    GraphView,
-    Numbers,
-    Stored,
-    per_segment,
-)
+from hydragnn.ensemble.domain import detector
+from hydragnn.ensemble.domain.detector import Array, Channel, Detector, GraphView, Numbers, Stored, per_segment
 from hydragnn.ensemble.members.latent import whitening_of
 from hydragnn.graphs.batch import GraphBatch, edge_vectors
 from hydragnn.graphs.field import ATOMIC_NUMBERS, Field
@@ -272,7 +264,7 @@ def fitted_statistics(training: Iterable[GraphView], inputs: Sequence[Field]) ->
 
     Components of vectors turn with a graph, and have none.
     """
-    tables = [one for one in inputs if one.parity == "scalar" and max(one.width, one.classes) <= LARGEST_TABLE]
+    tables = [one for one in inputs if one.parity == "scalar" and max(one.width, one.classes) <= detector.LARGEST_TABLE]
     columns = {one.name: one.classes or 2 * one.width for one in tables}
     seen = [statistics_of(view, columns, _of_edges(view)) for view in training]
     rows = np.concatenate([np.zeros((0, OF_EDGES + sum(columns.values()))), *seen])
@@ -293,10 +285,10 @@ def fitted_statistics(training: Iterable[GraphView], inputs: Sequence[Field]) ->
 
 
 @lru_cache(maxsize=4)
-def _tree(detector: Statistics) -> tuple[KDTree, Float[Array, "graphs nearest"]]:
+def _tree(of: Statistics) -> tuple[KDTree, Float[Array, "graphs nearest"]]:
     """Return training graphs as a tree, and distances from their nearest."""
-    tree, nearest = KDTree(detector.training), max(1, min(NEAREST, len(detector.training) - 1))
-    return tree, np.nan_to_num(tree.query(detector.training, k=range(2, nearest + 2))[0], posinf=0.0)
+    tree, nearest = KDTree(of.training), max(1, min(NEAREST, len(of.training) - 1))
+    return tree, np.nan_to_num(tree.query(of.training, k=range(2, nearest + 2))[0], posinf=0.0)
 
 
 def statistics_of(

@@ -10,15 +10,8 @@ from jaxtyping import Float, Int, UInt8
 from numpy.typing import NDArray
 from scipy.special import entr
 
-from hydragnn.ensemble.estimates.calibration.classes import (
-    TINY,
-    ClassCalibration,
-    fit_classes,
-    fit_temperature,
-    label_scores,
-    others,
-    temper,
-)
+from hydragnn.ensemble.estimates.calibration import classes
+from hydragnn.ensemble.estimates.calibration.classes import ClassCalibration
 from hydragnn.ensemble.estimates.calibration.cross_validation import cross_sets, graph_scores, shares
 from hydragnn.ensemble.estimates.calibration.protocol import AnyCalibration, Labels, Owners, with_fold_scores
 from hydragnn.ensemble.estimates.estimate import (
@@ -81,13 +74,13 @@ class ClassEstimate(Estimate):
             probability, belongs = raw, np.isfinite(raw)
         else:
             assert isinstance(calibration, ClassCalibration)
-            probability = temper(raw, calibration.temperature)
-            belongs = others(probability) <= calibration.threshold
+            probability = classes.temper(raw, calibration.temperature)
+            belongs = classes.others(probability) <= calibration.threshold
             if folds := calibration.folds:
                 of_folds = [
                     np.tensordot(shares(weights, one.members), every[list(one.members)], axes=1) for one in folds
                 ]
-                scores = others(temper(np.stack(of_folds), calibration.temperature))
+                scores = classes.others(classes.temper(np.stack(of_folds), calibration.temperature))
                 belongs = cross_sets(scores, [one.scores[0] for one in folds], calibration.nominal)
         failed = np.asarray(np.isnan(raw).any(axis=-1))
         alone = "epistemic" in cls.absent(target, int(np.count_nonzero(weights)), calibrated=calibration is not None)
@@ -115,8 +108,8 @@ class ClassEstimate(Estimate):
         """Return the temperature from validation and the threshold of the sets."""
         on, first = separate or valid, valid if len(valid) else separate or valid
         raw, valid_raw = (np.tensordot(weights, member_probabilities(one.members), axes=1) for one in (on, first))
-        temperature = fit_temperature(target.field, first.labels, valid_raw)
-        fitted = fit_classes(target.field, on.labels, raw, on.graph, nominal=nominal, temperature=temperature)
+        temperature = classes.fit_temperature(target.field, first.labels, valid_raw)
+        fitted = classes.fit_classes(target.field, on.labels, raw, on.graph, nominal=nominal, temperature=temperature)
         return replace(fitted, part="calibration" if separate else "valid")
 
     @classmethod
@@ -128,10 +121,10 @@ class ClassEstimate(Estimate):
         raw = [np.tensordot(shares(weights, one.fold), member_probabilities(one.members), axes=1) for one in folds]
         graph = np.concatenate([one.graph for one in folds])
         labels = np.concatenate([one.labels for one in folds])
-        fitted = fit_classes(field, labels, np.concatenate(raw), graph, nominal=nominal)
+        fitted = classes.fit_classes(field, labels, np.concatenate(raw), graph, nominal=nominal)
         scores = []
         for one, probabilities in zip(folds, raw):
-            others_of_label = label_scores(field, one.labels, probabilities, fitted.temperature)
+            others_of_label = classes.label_scores(field, one.labels, probabilities, fitted.temperature)
             scores.append((graph_scores(others_of_label, np.repeat(one.graph, field.width), fitted.graphs),))
         return with_fold_scores(fitted, [one.fold for one in folds], scores)
 
@@ -180,10 +173,10 @@ class ClassEstimate(Estimate):
 
     def rows(self, labels: Labels, graph: Owners) -> dict[str, NDArray[Any]]:
         """Return target, all quantities, and the graph of each row."""
-        classes = [self.field.classes]
+        width = [self.field.classes]
         return {
             "target": labels.ravel().astype(np.int64),
-            **{name: self[name].reshape(-1, *classes * (name in PER_CLASS)) for name in self.quantities},
+            **{name: self[name].reshape(-1, *width * (name in PER_CLASS)) for name in self.quantities},
             "graph": np.repeat(graph, self.field.width),
         }
 
@@ -225,7 +218,7 @@ def class_scores(probabilities: Rows, labels: Int[np.ndarray, " rows"]) -> dict[
     from sklearn.metrics import roc_auc_score  # which predictions do not need
 
     p, y = torch.from_numpy(np.ascontiguousarray(probabilities)), torch.from_numpy(labels)
-    nll = -p[torch.arange(len(y)), y].clamp_min(TINY).log()
+    nll = -p[torch.arange(len(y)), y].clamp_min(classes.TINY).log()
     values = class_values(class_sums(p, nll, y).numpy(), p.shape[1])
     scores = {name: value for name, value in values.items() if value is not None and name != "count"}
     if len(present := np.unique(labels)) > 1:  # the mean of class against rest

@@ -9,18 +9,10 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 
 from hydragnn.ensemble.estimates import metrics
+from hydragnn.ensemble.estimates.calibration import numbers
 from hydragnn.ensemble.estimates.calibration.cross_validation import graph_scores, shares
 from hydragnn.ensemble.estimates.calibration.forms import GrowthForm, forms
-from hydragnn.ensemble.estimates.calibration.numbers import (
-    Calibration,
-    calibrated,
-    conformal_quantile,
-    fit_calibration,
-    fit_scale,
-    labelled_rows,
-    quantities_of,
-    turning_axes,
-)
+from hydragnn.ensemble.estimates.calibration.numbers import Calibration, calibrated, fit_calibration
 from hydragnn.ensemble.estimates.calibration.protocol import AnyCalibration, Distance, Labels, Owners, with_fold_scores
 from hydragnn.ensemble.estimates.estimate import CandidateEvidence, Counts, Estimate, Labelled, Members, Weights
 from hydragnn.ensemble.estimates.moments import Array, MixtureMoments, total_variance
@@ -64,7 +56,7 @@ class NumberEstimate(Estimate):
         assert calibration is None or isinstance(calibration, Calibration)
         moments, folds = moments_of(members, weights), calibration.folds if calibration is not None else ()
         of_folds = [moments_of([members[m] for m in fold.members], shares(weights, fold.members)) for fold in folds]
-        values = quantities_of(target.field, calibration, moments, of_folds, nodes)
+        values = numbers.quantities_of(target.field, calibration, moments, of_folds, nodes)
         absent = cls.absent(target, int(np.count_nonzero(weights)), calibrated=calibration is not None)
         values |= dict.fromkeys(absent, np.full_like(moments.mean, np.nan))
         return NumberEstimate(target=target, mean=moments.mean, members=member_means(members), **values)
@@ -85,8 +77,8 @@ class NumberEstimate(Estimate):
         field, on, scale = target.field, separate or valid, None
         if separate and valid:
             valid_moments = moments_of(valid.members, weights)
-            rows = labelled_rows(field, valid.labels, valid_moments, valid.graph, valid.nodes)
-            scale = fit_scale(rows, _forms(target), by_thirds=True)
+            rows = numbers.labelled_rows(field, valid.labels, valid_moments, valid.graph, valid.nodes)
+            scale = numbers.fit_scale(rows, _forms(target), by_thirds=True)
         moments = moments_of(on.members, weights)
         fitted = fit_calibration(field, on.labels, moments, on.graph, nominal=nominal, nodes=on.nodes, scale=scale)
         return replace(fitted, part="calibration" if separate else "valid")
@@ -101,8 +93,8 @@ class NumberEstimate(Estimate):
         parts = ("mean", "epistemic", "aleatoric")
         together = MixtureMoments(**{name: np.concatenate([getattr(one, name) for one in moments]) for name in parts})
         labels, graph, nodes = map(np.concatenate, zip(*((one.labels, one.graph, one.nodes) for one in folds)))
-        rows = labelled_rows(field, labels, together, graph, nodes)
-        scale = fit_scale(rows, _forms(target), by_thirds=True)
+        rows = numbers.labelled_rows(field, labels, together, graph, nodes)
+        scale = numbers.fit_scale(rows, _forms(target), by_thirds=True)
         fitted = fit_calibration(field, labels, together, graph, nominal=nominal, nodes=nodes, scale=scale)
         scores = [_by_graph(fitted, *_relative(field, fitted, rows, one)) for rows, one in zip(folds, moments)]
         return with_fold_scores(fitted, [one.fold for one in folds], scores)
@@ -123,7 +115,7 @@ class NumberEstimate(Estimate):
         of_folds = [_relative(field, grown, rows, one) for rows, one in zip(folds, moments)]
         relative, graph = (np.concatenate(parts) for parts in zip(*of_folds))
         columns = zip(relative.T, ~np.isnan(relative.T))
-        quantiles = [conformal_quantile(own[has], graph[has], calibration.nominal)[0] for own, has in columns]
+        quantiles = [numbers.conformal_quantile(own[has], graph[has], calibration.nominal)[0] for own, has in columns]
         components = (replace(one, quantile=own) for one, own in zip(grown.components, quantiles, strict=True))
         grown = replace(grown, components=tuple(components))
         if not calibration.folds:
@@ -171,7 +163,7 @@ class NumberEstimate(Estimate):
         y, mean, std = labels[labelled], self.mean[labelled], self.std[labelled]
         if np.isnan(std).all():
             return {}
-        error, spread, axes = np.abs(labels - self.mean), self.std, turning_axes(self.field)
+        error, spread, axes = np.abs(labels - self.mean), self.std, numbers.turning_axes(self.field)
         if axes:
             error, spread = np.sqrt((error**2).sum(axis=axes)), self.std.mean(axis=axes)
         compared = np.isfinite(error)

@@ -8,16 +8,7 @@ from jaxtyping import Float
 from pydantic import Field as Setting
 from torch import Tensor, nn
 
-from hydragnn.architectures.base import (
-    Architecture,
-    GeometricSettings,
-    GraphSpec,
-    Searched,
-    Use,
-    one_of,
-    radial_basis,
-    steps,
-)
+from hydragnn.architectures import base
 from hydragnn.kernels import gather_add, segment_sum, silu, spread
 from hydragnn.layers import MessageGraph, RadialFeatures, SphericalBesselBasis, States, TripletSums, envelope_at
 
@@ -27,18 +18,18 @@ EDGES = -1
 """Key of states that holds messages of edges, handed from layer to layer."""
 
 
-class DimeNetSettings(GeometricSettings):
+class DimeNetSettings(base.GeometricSettings):
     """Messages of edges that see distances and angles (DimeNet++; Gasteiger et al. 2020, arXiv:2011.14115)."""
 
     kind: str = "dimenet"
 
-    searched: ClassVar[Searched] = {
-        "hidden_dim": steps(16, 64, 16),
-        "num_layers": steps(1, 3),
-        "num_radial": steps(4, 8, 2),
-        "num_spherical": steps(3, 7, 2),
-        "int_emb_size": one_of(16, 32),
-        "out_emb_size": one_of(64, 128),
+    searched: ClassVar[base.Searched] = {
+        "hidden_dim": base.steps(16, 64, 16),
+        "num_layers": base.steps(1, 3),
+        "num_radial": base.steps(4, 8, 2),
+        "num_spherical": base.steps(3, 7, 2),
+        "int_emb_size": base.one_of(16, 32),
+        "out_emb_size": base.one_of(64, 128),
     }
 
     num_layers: int = Setting(default=4, ge=1, le=64)
@@ -219,7 +210,7 @@ class DimeNetLayer(nn.Module):
         return {0: states[0] + self.dropout(self.output(messages, graph)), EDGES: messages}
 
 
-class DimeNet(Architecture):
+class DimeNet(base.Architecture):
     """DimeNet++.
 
     Messages from node inputs and distances, then interactions; a node's state is the sum of what it reads of all of them (figure 1).
@@ -236,9 +227,9 @@ class DimeNet(Architecture):
     sees = frozenset({"lengths", "directions", "triplets", "edge_features"})
     requires = frozenset({"lengths", "directions", "triplets"})
 
-    def __init__(self, settings: DimeNetSettings, spec: GraphSpec) -> None:
+    def __init__(self, settings: DimeNetSettings, spec: base.GraphSpec) -> None:
         super().__init__(settings, spec)
-        self.basis = basis = radial_basis(settings, spec)
+        self.basis = basis = base.radial_basis(settings, spec)
         self.first = Embedding(settings.hidden_dim, basis.width)
         self.output = Output(settings, basis.width)
         self.layers = nn.ModuleList(DimeNetLayer(settings, basis) for _ in range(settings.num_layers))
@@ -249,7 +240,7 @@ class DimeNet(Architecture):
         return {0: inputs + self.output(messages, graph), EDGES: messages}
 
     @classmethod
-    def limit(cls, settings: DimeNetSettings, use: Use) -> str:
+    def limit(cls, settings: DimeNetSettings, use: base.Use) -> str:
         """Triplets reach two edges far."""
         pairs = "reads pairs of consecutive edges, of which the first may be another rank's"
         return pairs if use == "graph" else super().limit(settings, use)

@@ -14,18 +14,12 @@ from torch import Tensor, nn
 from hydragnn.architectures.base import Architecture, GeometricSettings, GraphSpec, Searched, Use, radial_basis, steps
 from hydragnn.base.errors import InputError
 from hydragnn.kernels import Topology, gather_outer_sum, joined, silu, spread
-from hydragnn.layers import (
-    DISTANCE_TRANSFORMS,
-    ELEMENTS_WITH_RADIUS,
-    LayerSplit,
-    MessageGraph,
-    Plan,
-    RadialFilters,
-    SphericalHarmonics,
-    States,
-    SymmetricContraction,
-    coupling,
-)
+from hydragnn.layers.harmonics import SphericalHarmonics, coupling
+from hydragnn.layers.message_graph import MessageGraph, States
+from hydragnn.layers.radial import DISTANCE_TRANSFORMS, ELEMENTS_WITH_RADIUS
+from hydragnn.layers.radial_tables import RadialFilters
+from hydragnn.layers.split_plan import LayerSplit, Plan
+from hydragnn.layers.symmetric_contraction import SymmetricContraction
 
 Path = tuple[int, int, int]
 """Degree of the sender's state, of the edge's harmonics, and of the message."""

@@ -10,15 +10,8 @@ from hydragnn.architectures.base import Architecture, GraphSpec, radial_basis
 from hydragnn.architectures.painn import PaiNNUpdate
 from hydragnn.architectures.pna import PNASettings
 from hydragnn.kernels import gather_add, gather_multiply_sum, outer_sum, silu
-from hydragnn.layers import (
-    DegreeScalers,
-    MessageGraph,
-    States,
-    StatisticsForm,
-    aggregated,
-    radial_inputs,
-    scaled_statistics,
-)
+from hydragnn.layers.message_graph import MessageGraph, States, radial_inputs
+from hydragnn.layers.neighbour_statistics import DegreeScalers, StatisticsForm, aggregated, scaled_statistics
 
 
 class PNAEqSettings(PNASettings):

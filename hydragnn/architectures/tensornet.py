@@ -7,15 +7,7 @@ from jaxtyping import Float
 from pydantic import Field as Setting
 from torch import Tensor, nn
 
-from hydragnn.architectures.base import (
-    Architecture,
-    GeometricSettings,
-    GraphSpec,
-    Searched,
-    one_of,
-    radial_basis,
-    steps,
-)
+from hydragnn.architectures import base
 from hydragnn.base.errors import InputError
 from hydragnn.kernels import gather_multiply_sum, gather_outer_sum, outer_sum, silu
 from hydragnn.layers import MessageGraph, States, inputs_at_zero, radial_inputs
@@ -103,16 +95,16 @@ Filters = dict[int, Tensor]
 """Factors of the parts I, A and S, by their degrees: ``[edges, channels]``, or ``[graphs, channels]`` at length zero."""
 
 
-class TensorNetSettings(GeometricSettings):
+class TensorNetSettings(base.GeometricSettings):
     """Cartesian tensors of rank 2 and their products, O(3)-equivariant (Simeon and De Fabritiis 2023, arXiv:2306.06482)."""
 
     kind: str = "tensornet"
 
-    searched: ClassVar[Searched] = {
-        "hidden_dim": steps(16, 64, 16),
-        "num_layers": steps(1, 3),
-        "num_radial": steps(8, 32, 8),
-        "radial": one_of("exponential", "sinc"),
+    searched: ClassVar[base.Searched] = {
+        "hidden_dim": base.steps(16, 64, 16),
+        "num_layers": base.steps(1, 3),
+        "num_radial": base.steps(8, 32, 8),
+        "radial": base.one_of("exponential", "sinc"),
     }
 
     num_layers: int = Setting(default=2, ge=1, le=64)
@@ -247,7 +239,7 @@ class TensorLayer(nn.Module):
         return times(parts, dict.fromkeys(DEGREES, factor))
 
 
-class TensorNet(Architecture):
+class TensorNet(base.Architecture):
     """TensorNet.
 
     Tensors of neighbourhoods, then layers of products; heads read x = s(W norm(|I|^2, |A|^2, |S|^2)) and the vectors a of A (section 3.2).
@@ -266,10 +258,10 @@ class TensorNet(Architecture):
     cuttable = True
     embeds = frozenset({"embedding"})
 
-    def __init__(self, settings: TensorNetSettings, spec: GraphSpec) -> None:
+    def __init__(self, settings: TensorNetSettings, spec: base.GraphSpec) -> None:
         super().__init__(settings, spec)
         channels = settings.hidden_dim
-        self.basis = radial_basis(settings, spec)
+        self.basis = base.radial_basis(settings, spec)
         self.carried = [frozenset(DEGREES)] * (settings.num_layers + 1)
         width = self.basis.width
         self.embedding = TensorEmbedding(channels, width)
@@ -287,7 +279,7 @@ class TensorNet(Architecture):
         return {0: silu(self.linear(self.norm(torch.cat([size[degree] for degree in DEGREES], dim=-1)))), 1: states[1]}
 
     @classmethod
-    def check(cls, settings: TensorNetSettings, spec: GraphSpec) -> None:
+    def check(cls, settings: TensorNetSettings, spec: base.GraphSpec) -> None:
         """Refuse graphs that do not lie in space."""
         if spec.dim != 3:
             raise InputError(

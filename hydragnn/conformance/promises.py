@@ -22,19 +22,9 @@ from torch import Tensor
 from torch.nn.utils import parameters_to_vector
 
 from hydragnn.base.errors import InputError
+from hydragnn.conformance import cases
 from hydragnn.conformance.atomics import unordered_on_a_gpu
-from hydragnn.conformance.cases import (
-    CORNERS,
-    gives_forces,
-    in_one_place,
-    loss_of,
-    make_graph,
-    make_model,
-    no_nodes,
-    repeated,
-    small_settings,
-    values_of,
-)
+from hydragnn.conformance.cases import CORNERS, loss_of, make_graph
 from hydragnn.conformance.law import Change, DoesNotApply, Figures, Values, gaps, moved, reordered, turned
 from hydragnn.conformance.network import (
     SLOPE,
@@ -66,7 +56,7 @@ EXTENSIVE = 1e-10
 @promise(limit=HALF_THE_DIGITS)
 def float32_keeps_half_of_its_digits(network: Network) -> Figures:
     """Compare with float64, each field on the scale of its largest value."""
-    double = make_model(network.architecture, 0, torch.float32, **network.settings).double()
+    double = cases.make_model(network.architecture, 0, torch.float32, **network.settings).double()
     batch = CORNERS["two graphs"]().to(dtype=torch.float32)
     exact = {key: one._replace(size=0.0) for key, one in predicted(double, batch.to(dtype=torch.float64)).items()}
     return gaps(predicted(network.shared(torch.float32), batch), exact, "float32")
@@ -79,10 +69,10 @@ def a_repeated_cell_is_the_cell_so_many_times(network: Network) -> Figures:
     Most neighbours in the cell are images, which the supercell has as nodes: what is extensive is multiplied, all else is what it was.
     Variances of nodes are pooled as those of independent ones, and stay out of it.
     """
-    if small_settings(network.architecture, **network.settings).pooling is not None:
+    if cases.small_settings(network.architecture, **network.settings).pooling is not None:
         raise DoesNotApply("a repeated cell has levels of its own, which are not those of the cell repeated")
     cell, model = CORNERS["one graph"](), network.shared()
-    copies, large = repeated(cell, (2, 1, 3))
+    copies, large = cases.repeated(cell, (2, 1, 3))
     actual, every = predicted(model, large), predicted(model, cell)
     expected = {}
     for target in model.description.targets:
@@ -97,7 +87,7 @@ def a_repeated_cell_is_the_cell_so_many_times(network: Network) -> Figures:
 @promise({"float64": torch.float64, "float32": torch.float32})
 def nodes_in_one_place_are_finite_with_forces_and_gradients(network: Network, dtype: torch.dtype) -> Figures:
     """Place neighbours in one place, and a millionth apart."""
-    meeting = concatenate([in_one_place(0.0), in_one_place(1e-6)])
+    meeting = concatenate([cases.in_one_place(0.0), cases.in_one_place(1e-6)])
     finite_gradients(network.shared(dtype), meeting.to(dtype=dtype), "two nodes in one place")
     yield 0.0, "two nodes in one place"
 
@@ -105,7 +95,7 @@ def nodes_in_one_place_are_finite_with_forces_and_gradients(network: Network, dt
 @promise(limit=SLOPE)
 def second_derivatives_are_those_of_the_forces(network: Network) -> Figures:
     """Compare without symmetries."""
-    if not gives_forces(network.architecture, network.settings):
+    if not cases.gives_forces(network.architecture, network.settings):
         raise DoesNotApply(f"{network.architecture} gives no forces with these settings")
     model = energy_model(network.architecture, **network.settings)
     atoms = bulk("NaCl", "rocksalt", a=5.64, cubic=True)
@@ -172,7 +162,7 @@ def _unequal(one: Mapping[str, Tensor], other: Mapping[str, Tensor], where: str)
 
 
 def _numbers(model: GraphModel, batch: GraphBatch) -> dict[str, Tensor]:
-    return {name: values_of(prediction) for name, prediction in model(batch).items()}
+    return {name: cases.values_of(prediction) for name, prediction in model(batch).items()}
 
 
 @promise({name: name for name in CORNERS})
@@ -201,7 +191,7 @@ def every_parameter_has_a_say(network: Network, changes: Mapping[str, Any]) -> F
 
 @promise(limit=TIGHT)
 def a_prediction_does_not_depend_on_what_else_is_in_its_batch(network: Network) -> Figures:
-    corners = [*(make() for make in CORNERS.values()), no_nodes(), make_graph(8, 2)]
+    corners = [*(make() for make in CORNERS.values()), cases.no_nodes(), make_graph(8, 2)]
     batch, model = concatenate(corners), network.shared()
     together = predicted(model, batch)
     for number in range(batch.num_graphs):

@@ -8,18 +8,10 @@ from typing import Any, TypeVar
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from hydragnn import kernels
 from hydragnn.base.errors import InputError
 from hydragnn.graphs.coarse import Level, Merging
-from hydragnn.kernels import (
-    Pairs,
-    Topology,
-    gather_multiply_sum,
-    lengths_and_directions,
-    pairs_of,
-    segment_mean,
-    segment_sum,
-    spread,
-)
+from hydragnn.kernels import Topology, spread
 from hydragnn.layers.halo import HaloExchange
 from hydragnn.layers.radial import RadialFeatures
 
@@ -119,7 +111,7 @@ class MessageGraph:
     def sum_over_nodes(self, values: Float[Tensor, "nodes *features"]) -> Float[Tensor, "graphs *features"]:
         """Return the sum over the nodes of every graph, wherever they are."""
         if self.halo is None:
-            return segment_sum(values, self.owner, self.num_graphs)
+            return kernels.segment_sum(values, self.owner, self.num_graphs)
         return self.halo.sum_over_nodes(values, self.owner, self.num_graphs)
 
     @property
@@ -140,7 +132,7 @@ class MessageGraph:
     @property
     def _geometry(self) -> tuple[Tensor, Tensor]:
         vectors = self.known_vectors("lengths or directions")
-        return self.once("geometry", lambda: lengths_and_directions(vectors))
+        return self.once("geometry", lambda: kernels.lengths_and_directions(vectors))
 
     def known_vectors(self, what: str) -> Float[Tensor, "edges dim"]:
         """Return ``vectors``; InputError, with ``what`` is missing, without them."""
@@ -172,7 +164,7 @@ class MessageGraph:
         return self.once("edge inputs", lambda: basis(self.lengths, self.edge_features, self.bonds))
 
     @property
-    def pairs(self) -> Pairs | None:
+    def pairs(self) -> kernels.Pairs | None:
         """Pairs of reverse edges.
 
         None if edge inputs depend on more than length, or an edge has no reverse.
@@ -180,7 +172,7 @@ class MessageGraph:
         vectors = self.vectors
         if vectors is None or self.basis is None or self.edge_features is not None:
             return None
-        return self.once("pairs", lambda: pairs_of(vectors, self.topology))
+        return self.once("pairs", lambda: kernels.pairs_of(vectors, self.topology))
 
     @property
     def sharing(self) -> Topology:
@@ -283,13 +275,13 @@ class Coarser:
 
     def pooled(self, states: Float[Tensor, "nodes *shape"]) -> Float[Tensor, "rows *shape"]:
         """Return the mean over the nodes of each cluster."""
-        means = gather_multiply_sum(states.flatten(1), self.share.to(states.dtype), self.joining)
+        means = kernels.gather_multiply_sum(states.flatten(1), self.share.to(states.dtype), self.joining)
         return means.unflatten(1, states.shape[1:])
 
     def pooled_edges(self, states: Float[Tensor, "edges *shape"]) -> Float[Tensor, "rows *shape"]:
         """Return the mean over the edges that each coarser one replaces."""
         merging = self.merging
-        return segment_mean(spread(states, merging.finer), merging.coarser, merging.num_edges)
+        return kernels.segment_mean(spread(states, merging.finer), merging.coarser, merging.num_edges)
 
     def pooled_states(self, states: States) -> States:
         """Return states of all degrees, and of edges, on the coarser level."""
@@ -299,9 +291,9 @@ class Coarser:
         """Return states of the coarser level at nodes and edges; zero at edges without one."""
         # no two finer edges are one: a sum is a copy, whose derivatives add without atomics
         return {
-            key: segment_sum(spread(value, self.merging.coarser), self.merging.finer, self.finer_edges)
+            key: kernels.segment_sum(spread(value, self.merging.coarser), self.merging.finer, self.finer_edges)
             if key < 0
-            else gather_multiply_sum(value.flatten(1), None, self.leaving).unflatten(1, value.shape[1:])
+            else kernels.gather_multiply_sum(value.flatten(1), None, self.leaving).unflatten(1, value.shape[1:])
             for key, value in states.items()
         }
 
@@ -324,7 +316,7 @@ def coarser_of(graph: MessageGraph) -> Coarser:
         vectors=None if graph.vectors is None else level.vectors,
         edge_features=None
         if features is None
-        else segment_mean(spread(features, merging.finer), merging.coarser, merging.num_edges),
+        else kernels.segment_mean(spread(features, merging.finer), merging.coarser, merging.num_edges),
         edge_kinds=level.edge_kinds,
         species=None,
         levels=graph.levels[1:],

@@ -16,16 +16,12 @@ from hydragnn.graphs.levels import CLUSTERS, levels_of
 from hydragnn.graphs.padding import is_padded
 from hydragnn.graphs.wider import wider
 from hydragnn.kernels import first_derivatives, received_and_sent, segment_sum
-from hydragnn.layers import (
-    CloseRange,
-    ConditionInputs,
-    EdgeInputs,
-    GraphUNet,
-    HaloExchange,
-    MessageGraph,
-    PooledCondition,
-    States,
-)
+from hydragnn.layers.close_range import CloseRange
+from hydragnn.layers.halo import HaloExchange
+from hydragnn.layers.inputs import EdgeInputs
+from hydragnn.layers.message_graph import MessageGraph, States
+from hydragnn.layers.pooling import GraphUNet
+from hydragnn.layers.wrapping import ConditionInputs, PooledCondition
 from hydragnn.models.description import ModelDescription
 from hydragnn.models.distributions import Distribution, Point
 from hydragnn.models.heads import HeadContext, HeadSettings

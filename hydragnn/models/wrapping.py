@@ -3,18 +3,11 @@
 from torch import nn
 
 from hydragnn.architectures import Architecture, ArchitectureSettings, GlobalAttentionSettings
-from hydragnn.layers import (
-    FAR,
-    NUM_RADIAL,
-    Checkpointed,
-    EquivariantAttention,
-    EquivariantAttentionLayer,
-    FiLM,
-    GPSLayer,
-    GraphUNet,
-    RadialFeatures,
-    Residual,
-)
+from hydragnn.layers.attention import GPSLayer
+from hydragnn.layers.equivariant_attention import FAR, NUM_RADIAL, EquivariantAttention, EquivariantAttentionLayer
+from hydragnn.layers.pooling import GraphUNet
+from hydragnn.layers.radial import RadialFeatures
+from hydragnn.layers.wrapping import Checkpointed, FiLM, Residual
 
 
 def wrap_layers(

@@ -20,16 +20,8 @@ import pydantic
 import torch
 from torch import Tensor
 
+from hydragnn.base import files
 from hydragnn.base.errors import InputError
-from hydragnn.base.files import (
-    check_version,
-    checksum_of,
-    file_errors,
-    flush_directory,
-    read_json,
-    read_sealed,
-    write_sealed,
-)
 from hydragnn.base.settings import Settings
 from hydragnn.distributed.mesh import ITEMS, Mesh
 from hydragnn.distributed.ranks import Ranks
@@ -128,8 +120,8 @@ def save_checkpoint(folder: Path, state: TrainState, mesh: Mesh, identity: dict[
             ranks=len(totals),
             index=joined([part.index for part in parts]),
         )
-        write_sealed(temporary / "state.json", {"version": VERSION, **saved.to_json()})
-        flush_directory(temporary)
+        files.write_sealed(temporary / "state.json", {"version": VERSION, **saved.to_json()})
+        files.flush_directory(temporary)
         _put_in_place(temporary, target, attempt)
 
     try:
@@ -154,7 +146,7 @@ def on_all(work: Callable[[], T] | None, folder: Path, ranks: Ranks, attempt: Ru
     problem: Exception | None = None
     result: T | None = None
     try:
-        with file_errors(f"cannot write a checkpoint into {folder}", "free space there and resume the run"):
+        with files.file_errors(f"cannot write a checkpoint into {folder}", "free space there and resume the run"):
             result = work() if work else None
     except (Fenced, InputError) as error:
         problem = error
@@ -196,8 +188,8 @@ def _put_in_place(temporary: Path, target: Path, attempt: RunAttempt) -> None:
         target.rename(old)
     temporary.rename(target)
     shutil.rmtree(old, ignore_errors=True)
-    flush_directory(folder)
-    write_sealed(folder / "latest.json", {"version": VERSION, "checkpoint": target.name}, attempt.check)
+    files.flush_directory(folder)
+    files.write_sealed(folder / "latest.json", {"version": VERSION, "checkpoint": target.name}, attempt.check)
     _remove_old(folder, target.name, attempt)
 
 
@@ -206,7 +198,7 @@ def latest_checkpoint(folder: Path) -> Path | None:
     pointer = folder / "latest.json"
     if not pointer.exists():
         return None
-    value = read_sealed(pointer)
+    value = files.read_sealed(pointer)
     name = value.get("checkpoint") if isinstance(value, dict) else None
     if not isinstance(name, str) or not re.fullmatch(r"\d{6,}-\d{6,}", name):
         raise InputError(f"{pointer} is damaged; write the name of a complete folder in {folder} into it")
@@ -224,12 +216,12 @@ def load_checkpoint(path: Path, state: TrainState, mesh: Mesh, identity: Mapping
     """
     saved = _read_saved(path)
     _check(path, saved, state, mesh, identity)
-    files = TensorFiles(path, saved.index)
-    totals = files.read("totals", (saved.ranks, *state.totals.shape), torch.float64)
+    disk = TensorFiles(path, saved.index)
+    totals = disk.read("totals", (saved.ranks, *state.totals.shape), torch.float64)
     spans, vectors = state.parameters.spans, state.tensors()
     state.parameters.load(
         {
-            name: read_vector(files, name, saved.layout, spans, one) if one.dim() else files.read(name, (), one.dtype)
+            name: read_vector(disk, name, saved.layout, spans, one) if one.dim() else disk.read(name, (), one.dtype)
             for name, one in vectors.items()
         }
     )
@@ -244,11 +236,11 @@ def load_checkpoint(path: Path, state: TrainState, mesh: Mesh, identity: Mapping
 def _read_saved(path: Path) -> SavedState:
     """Return ``state.json``; InputError if damaged or of another version."""
     file = path / "state.json"
-    content = read_json(file)
+    content = files.read_json(file)
     if not isinstance(content, dict) or not isinstance(version := content.pop("version", None), int):
         raise InputError(f"{file} is damaged (it has no version); resume from another copy")
-    check_version(version, path, oldest=OLDEST, newest=VERSION)
-    if content.pop("checksum", None) != checksum_of({"version": version, **content}):
+    files.check_version(version, path, oldest=OLDEST, newest=VERSION)
+    if content.pop("checksum", None) != files.checksum_of({"version": version, **content}):
         raise InputError(f"{file} is damaged (its checksum is another); resume from another copy")
     if version == OLDEST:  # whose layout has name, shape and position of every parameter
         try:
@@ -301,7 +293,7 @@ def merged(layouts: Sequence[SavedLayout], lengths: Sequence[int]) -> SavedLayou
 
 
 def read_vector(
-    files: TensorFiles, name: str, layout: SavedLayout, spans: Sequence[ParameterSpan], like: Tensor
+    tensors: TensorFiles, name: str, layout: SavedLayout, spans: Sequence[ParameterSpan], like: Tensor
 ) -> Tensor:
     """Return the vector of a rank's spans; nothing else is read."""
     vector = torch.zeros(like.shape, dtype=like.dtype)
@@ -309,25 +301,25 @@ def read_vector(
         out = vector[span.at : span.at + span.last - span.first]
         parts = layout[span.name]
         own = [part for part in parts if (part.dim, part.rows) == (span.piece.dim, span.piece.rows)]
-        if not _read(files, name, own, span.first, out):
-            out.copy_(span.piece.of(_whole(files, name, span, parts, out.dtype)).flatten()[span.first : span.last])
+        if not _read(tensors, name, own, span.first, out):
+            out.copy_(span.piece.of(_whole(tensors, name, span, parts, out.dtype)).flatten()[span.first : span.last])
     return vector
 
 
-def _read(files: TensorFiles, name: str, parts: Sequence[SavedPart], first: int, out: Tensor) -> bool:
+def _read(tensors: TensorFiles, name: str, parts: Sequence[SavedPart], first: int, out: Tensor) -> bool:
     """Read flat rows from ``first`` on; return False where parts lack some."""
     position, last = first, first + len(out)
     for part in sorted(parts, key=lambda part: part.first):
         if part.first <= position < part.last:
             end = min(last, part.last)
             start = part.at + position - part.first
-            files.read_range(name, start, start + end - position, out[position - first : end - first])
+            tensors.read_range(name, start, start + end - position, out[position - first : end - first])
             position = end
     return position == last
 
 
 def _whole(
-    files: TensorFiles, name: str, span: ParameterSpan, parts: Sequence[SavedPart], dtype: torch.dtype
+    tensors: TensorFiles, name: str, span: ParameterSpan, parts: Sequence[SavedPart], dtype: torch.dtype
 ) -> Tensor:
     """Return a whole parameter from the rows of several ranks, without damaged ones."""
     shape = span.piece.shape
@@ -341,9 +333,9 @@ def _whole(
             continue
         piece = Piece(shape=shape, dim=dim, rows=ranges)
         local = torch.empty(prod(piece.local_shape), dtype=dtype)
-        if _read(files, name, [*own], 0, local):
+        if _read(tensors, name, [*own], 0, local):
             piece.put(local, whole)
             piece.put(torch.zeros_like(local, dtype=torch.bool), missing)
     if missing.any():
-        raise InputError(f"{files.folder}: {name} does not have all of {span.name}; use another copy")
+        raise InputError(f"{tensors.folder}: {name} does not have all of {span.name}; use another copy")
     return whole

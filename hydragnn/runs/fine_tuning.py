@@ -11,22 +11,13 @@ from ase.data import chemical_symbols
 from numpy.typing import NDArray
 from torch import Tensor
 
+from hydragnn import datasets
 from hydragnn.architectures import GraphStatistics
 from hydragnn.base.errors import InputError
 from hydragnn.base.files import read_json
 from hydragnn.base.places import text_of
 from hydragnn.config import RunConfig, parse_config
-from hydragnn.datasets import (
-    Budget,
-    GraphStore,
-    Loader,
-    Normalisation,
-    Split,
-    WithAbsent,
-    WithoutEdges,
-    make_split,
-    open_store,
-)
+from hydragnn.datasets import GraphStore, Normalisation, Split
 from hydragnn.datasets.fit import elements_of
 from hydragnn.datasets.normalisation import ELEMENTS
 from hydragnn.graphs.field import ATOMIC_NUMBERS
@@ -162,12 +153,12 @@ def earlier_data(settings: StartSettings, folder: Path) -> tuple[GraphStore, Spl
         return None
     config: RunConfig = parse_config(read_json(path), str(path)).of_branch(settings.branch)
     try:
-        store = open_store(settings.store or config.data.store)
+        store = datasets.open_store(settings.store or config.data.store)
     except InputError as error:
         if settings.replay or settings.store:
             raise InputError(f"{error} (start.store says where the data of the start lie)") from error
         return None
-    visible = store if config.data.edges else WithoutEdges(store)
+    visible = store if config.data.edges else datasets.WithoutEdges(store)
     record = path.with_name("record.json")
     known = read_json(record) if record.is_file() else {}
     seen = known.get("branches", {}).get(settings.branch, known).get("data_hash")
@@ -178,14 +169,14 @@ def earlier_data(settings: StartSettings, folder: Path) -> tuple[GraphStore, Spl
                 "say in start.store where the store of that training lies"
             )
         return None
-    return visible, make_split(visible, config.split)
+    return visible, datasets.make_split(visible, config.split)
 
 
 def with_absent(store: GraphStore, model: ModelDescription) -> GraphStore:
     """Return the store with all fields of the model; graphs lack others."""
     names = {field.name for field in store.fields()}
     absent = [field for name, field in model.fields.items() if name not in names]
-    return WithAbsent(store, absent) if absent else store
+    return datasets.WithAbsent(store, absent) if absent else store
 
 
 def known_elements(
@@ -307,7 +298,7 @@ def refitted_references(start: OpenStart, field: str, store: GraphStore, train: 
     begin = dict.fromkeys(elements_of(store), 0.0) | dict(old.get(field, {}))
     normalisation = replace(start.trained.normalisation, references={**old, field: begin})
     model, counts, residuals = replace(start.trained, normalisation=normalisation), [], []
-    for _, batch in Loader(store, train, Budget(max_graphs=32), shuffle=False).epoch(0):
+    for _, batch in datasets.Loader(store, train, datasets.Budget(max_graphs=32), shuffle=False).epoch(0):
         with torch.no_grad():
             predicted = model.predict(batch)[field].tensors()["mean"].cpu().reshape(-1)
         numbers = batch.owner("node") * ELEMENTS + batch[ATOMIC_NUMBERS]
@@ -416,7 +407,7 @@ def forgetting(start: OpenStart, model: GraphModel, normalisation: Normalisation
 
     def errors_by(one: TrainedModel) -> Metrics:
         targets = [target for target in one.targets if target.name in shared]
-        return errors_on(one.predict, store, test, targets, Budget(max_graphs=32))
+        return errors_on(one.predict, store, test, targets, datasets.Budget(max_graphs=32))
 
     with torch.no_grad():
         old, new = errors_by(start.trained), errors_by(tuned)

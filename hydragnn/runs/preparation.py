@@ -17,23 +17,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from hydragnn import datasets
 from hydragnn.base.errors import InputError, about
-from hydragnn.datasets import (
-    Budget,
-    FieldSummary,
-    GraphStore,
-    Loader,
-    MemoryStore,
-    Normalisation,
-    Survey,
-    check_graphs,
-    disk_store,
-    files_are_whole,
-    fit_normalisation,
-    joint_scale,
-    normalisation_from_json,
-    normalise,
-)
+from hydragnn.datasets import GraphStore, Normalisation
 from hydragnn.datasets.arrays import array_name, flat_graphs
 from hydragnn.datasets.fit import lost_digits
 from hydragnn.datasets.normalisation import no_reference
@@ -64,7 +50,7 @@ class Draft:
     plan: BranchPlan
     targets: tuple[Target, ...]
     """With class weights in numbers."""
-    summaries: Mapping[str, FieldSummary]
+    summaries: Mapping[str, datasets.FieldSummary]
     """Summaries of the inputs that have a scale."""
     normalisation: Normalisation
     valid: Mapping[str, Any]
@@ -89,7 +75,9 @@ def prepare_data(
     """
     heartbeat()
     cost, seed = plan.branches[0].model.architecture.node_cost, plan.training.seed
-    batches = partial(Loader, budget=plan.budget, seed=seed, rank=mesh.data_rank, ranks=mesh.data_size, node_cost=cost)
+    batches = partial(
+        datasets.Loader, budget=plan.budget, seed=seed, rank=mesh.data_rank, ranks=mesh.data_size, node_cost=cost
+    )
     reading = Reading(ranks=mesh.ranks, placement=placement, heartbeat=heartbeat, batches=batches, shared=shared)
     drafts = []
     for branch in plan.branches:
@@ -101,7 +89,7 @@ def prepare_data(
         (own,) = plan.branches
         of_data = drafts[0].normalisation, own.model, own.store, own.split.train
         table = first_ranks_value(lambda: start_normalisation(start, *of_data).to_json(), mesh.ranks)
-        drafts = [replace(drafts[0], normalisation=normalisation_from_json(table))]
+        drafts = [replace(drafts[0], normalisation=datasets.normalisation_from_json(table))]
     branches = []
     for each in drafts:
         with about(each.plan.subject):
@@ -127,7 +115,7 @@ class Reading:
     ranks: Ranks
     placement: DevicePlacement
     heartbeat: Callable[[], None]
-    batches: Callable[..., Loader]
+    batches: Callable[..., datasets.Loader]
     """Makes this rank's loaders."""
     shared: bool
     """Other processes of the node read the same stores."""
@@ -155,7 +143,7 @@ def make_draft(plan: BranchPlan, cache: StatisticsCache) -> Draft:
         plan=plan,
         targets=with_class_weights(model.targets, measured["class_weights"]),
         summaries={name: summary_from_json(value) for name, value in measured["summaries"].items()},
-        normalisation=normalisation_from_json(measured["normalisation"]),
+        normalisation=datasets.normalisation_from_json(measured["normalisation"]),
         valid=measured["valid"],
         notes=tuple(measured["notes"]),
         labels=measured["labels"],
@@ -174,8 +162,8 @@ def measure(plan: BranchPlan, cache: StatisticsCache) -> dict[str, Any]:
         lambda: [balanced_weights(target, store, train).class_weights for target in model.targets], cache.ranks
     )
     targets = with_class_weights(model.targets, weights)
-    survey = Survey(store, train, shared_rows(cache.ranks), cache.heartbeat)
-    normalisation = fit_normalisation(store, train, inputs=model.input_fields, targets=targets, survey=survey)
+    survey = datasets.Survey(store, train, shared_rows(cache.ranks), cache.heartbeat)
+    normalisation = datasets.fit_normalisation(store, train, inputs=model.input_fields, targets=targets, survey=survey)
     for target in targets:
         if target.derivative or target.field.classes:
             continue
@@ -216,7 +204,7 @@ def check_once(plan: BranchPlan, cache: StatisticsCache) -> None:
     looked = False
 
     fields, needed = [*model.fields], model.required_inputs
-    check = partial(check_graphs, store, fields=fields, needed=needed, stress=stress, alive=cache.heartbeat)
+    check = partial(datasets.check_graphs, store, fields=fields, needed=needed, stress=stress, alive=cache.heartbeat)
 
     def look() -> bool:
         nonlocal looked
@@ -226,14 +214,14 @@ def check_once(plan: BranchPlan, cache: StatisticsCache) -> None:
 
     of = {"graphs": digest_of(used), "fields": sorted(fields), "needed": needed, "stress": stress}
     cache.value({"what": "valid graphs", **of}, look)
-    disk, ranks = disk_store(store), cache.ranks
+    disk, ranks = datasets.disk_store(store), cache.ranks
     if looked:
         return
     # where there are many more ranks than files, their shares of the graphs' digests are compared sooner
     if (
         disk is None
         or ranks.size > RANKS_PER_FILE * len(disk.parts)
-        or ranks.any(not files_are_whole(disk, slice(ranks.rank, None, ranks.size), cache.heartbeat))
+        or ranks.any(not datasets.files_are_whole(disk, slice(ranks.rank, None, ranks.size), cache.heartbeat))
     ):
         look()
 
@@ -261,7 +249,9 @@ def with_joint_inputs(drafts: Sequence[Draft]) -> list[Draft]:
         return list(drafts)
     first = drafts[0]
     scaled = [field for field in first.plan.model.input_fields if field.name in first.normalisation.scales]
-    joint = {field.name: joint_scale([each.summaries[field.name] for each in drafts], field) for field in scaled}
+    joint = {
+        field.name: datasets.joint_scale([each.summaries[field.name] for each in drafts], field) for field in scaled
+    }
     return [
         replace(one, normalisation=replace(one.normalisation, scales={**one.normalisation.scales, **joint}))
         for one in drafts
@@ -330,7 +320,7 @@ def training_feed(plan: BranchPlan, normalisation: Normalisation, reading: Readi
         kept = kept_by_ranks(store, train, needed, ranks, group=data.group, alive=reading.heartbeat)
         return Feed(batches(kept, train, fields=needed), normalisation, placement)
     # a large store of which files are copied from the page cache
-    cached = (disk := disk_store(store)) is not None and len(disk) >= LEAST_GRAPHS and disk.direct
+    cached = (disk := datasets.disk_store(store)) is not None and len(disk) >= LEAST_GRAPHS and disk.direct
     if data.window or (reading.shared and cached):
         return Feed(batches(store, train, fields=needed, window=data.window or None), normalisation, placement)
     memory = normalise_store(store, train, names, normalisation, placement.dtype)
@@ -362,10 +352,10 @@ def normalise_store(
     names: Sequence[str],
     normalisation: Normalisation,
     dtype: torch.dtype,
-) -> MemoryStore:
+) -> datasets.MemoryStore:
     """Return graphs in memory with normalised fields."""
     raw = store.read(indices, with_elements(names, normalisation)).near_origin(dtype)
-    batch = normalise(raw, normalisation)
+    batch = datasets.normalise(raw, normalisation)
     named_fields = tuple(field for name, field in raw.fields.items() if name in names)
     flat = flat_graphs(raw.with_fields(drop=raw.fields.keys() - set(names)), named_fields)
 
@@ -374,7 +364,7 @@ def normalise_store(
 
     arrays = {name: cast(torch.from_numpy(array)).numpy() for name, array in flat.arrays.items()}
     arrays |= {array_name(field): cast(batch[field.name]).numpy() for field in named_fields}
-    return MemoryStore(replace(flat, arrays=arrays))
+    return datasets.MemoryStore(replace(flat, arrays=arrays))
 
 
 def valid_statistics(
@@ -397,7 +387,7 @@ def valid_statistics(
             label = graph_label(store.read([number], []), 0, number)
             raise no_reference(f"{label} of the validation part", int(species[unknown & (counts[number] > 0)][0]), name)
     predict = trivial_predictor(store, train, targets, normalisation)
-    trivial = errors_on(predict, store, valid, targets, Budget(max_graphs=1024))
+    trivial = errors_on(predict, store, valid, targets, datasets.Budget(max_graphs=1024))
     moments = {}
     for target in (one for one in targets if not one.field.classes):
         labels = torch.from_numpy(values_of(target.field, store, valid)[0].reshape(-1, target.field.width))

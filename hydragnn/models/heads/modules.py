@@ -13,17 +13,9 @@ from hydragnn.base.errors import InputError
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Field
 from hydragnn.kernels import segment_sum, silu, spread
-from hydragnn.layers import (
-    EdgeInputs,
-    GatedProducts,
-    GatedVectors,
-    MessageGraph,
-    Pool,
-    States,
-    mlp,
-    pooled_nodes,
-    shares_of_nodes,
-)
+from hydragnn.layers.inputs import EdgeInputs, mlp
+from hydragnn.layers.message_graph import MessageGraph, States
+from hydragnn.layers.readout import GatedProducts, GatedVectors, Pool, pooled_nodes, shares_of_nodes
 from hydragnn.models.distributions import VARIANCE_FLOOR, Categorical, Distribution, Normal, Number, Point
 from hydragnn.models.heads.base import HeadContext
 from hydragnn.models.wrapping import wrap_layers
