@@ -167,10 +167,8 @@ def check_elements(field: str, references: Collection[int], elements: Iterable[i
     """Raise InputError where an element of a store has no given reference."""
     lacking = sorted(set(elements) - set(references))
     if lacking:
-        raise InputError(
-            f"the references of {field} have no energy for atomic number {lacking[0]}, which the store holds; "
-            "add it, or say references = true to fit them"
-        )
+        problem = f"the references of {field} have no energy for atomic number {lacking[0]}, which the store holds"
+        raise InputError(f"{problem}; add it, or say references = true to fit them")
 
 
 def elements_of(store: GraphStore) -> list[int]:

@@ -106,10 +106,8 @@ def check_budget(sizes: Sizes, indices: Int64[ndarray, " chosen"], budget: Budge
     for what, counts, limit in budget.limited(sizes.nodes, sizes.edges):
         if len(indices) and int(counts[indices].max()) > limit:
             graph = int(indices[counts[indices].argmax()])
-            raise InputError(
-                f"graph {graph} has {counts[graph]} {what}, more than the budget of {limit}; raise batch.max_{what} to at least "
-                f"{counts[graph]}"
-            )
+            problem = f"graph {graph} has {counts[graph]} {what}, more than the budget of {limit}"
+            raise InputError(f"{problem}; raise batch.max_{what} to at least {counts[graph]}")
 
 
 def costs_of(sizes: Sizes, node_cost: int = NODE_COST) -> Integer[ndarray, " graphs"]:

@@ -76,10 +76,8 @@ def _given_parts(store: GraphStore, settings: SplitSettings) -> Split:
     """Return graphs by number in a field; 3: calibration."""
     field, calibration = settings.field or "", settings.calibration
     if calibration:
-        raise InputError(
-            f"a given split takes no fraction, and split.calibration is {calibration:g}; leave it out and give "
-            f"graphs for calibration the number 3 in {field}"
-        )
+        problem = f"a given split takes no fraction, and split.calibration is {calibration:g}"
+        raise InputError(f"{problem}; leave it out and give graphs for calibration the number 3 in {field}")
     names = PARTS_GIVEN if calibration is None else PARTS_GIVEN[:3]
     parts = graph_values(store, field).reshape(len(store), -1)
     if parts.shape[1] != 1 or not np.isin(parts, range(len(names))).all():

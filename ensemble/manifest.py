@@ -114,10 +114,8 @@ def manifest_from_json(value: Any, folder: Path) -> Manifest:
                 "members no more; build the ensemble of its runs anew: hydragnn ensemble RUN RUN ... --out ENSEMBLE"
             )
     if value["version"] not in READS:
-        raise InputError(
-            f"{source} has version {value['version']}, and this program reads version {VERSION}; "
-            "update the program, or build the ensemble again"
-        )
+        problem = f"{source} has version {value['version']}, and this program reads version {VERSION}"
+        raise InputError(f"{problem}; update the program, or build the ensemble again")
     try:
         if not isinstance(value["data"], dict) or not isinstance(value["selection"], dict):
             raise TypeError("data and selection are no tables")

@@ -97,10 +97,8 @@ def _end_to_end(
     shapes = {kind: tuple(value.shape[1:]) for kind, value in values.items() if value is not None}
     absent = [kind for kind, value in values.items() if value is None]
     if len({*shapes.values()}) > 1:
-        raise InputError(
-            f"{where}: the shapes are {shapes} by kind, and zeros beside the shorter ones would look like values; give all kinds equally "
-            "many columns, or declare a field that they share"
-        )
+        problem = f"{where}: the shapes are {shapes} by kind, and zeros beside the shorter ones would look like values"
+        raise InputError(f"{problem}; give all kinds equally many columns, or declare a field that they share")
     if absent and not optional:
         raise InputError(f"{where}: {absent[0]} lacks it; add it, or make a target optional = true")
     like = next(value for value in values.values() if value is not None)

@@ -51,10 +51,8 @@ def with_clusters(batch: GraphBatch, clusters: ArrayLike) -> GraphBatch:
     numbers = np.asarray(clusters)
     is_table = numbers.ndim == 2 and len(numbers) == batch.num_nodes and numbers.shape[1] > 0
     if not is_table or numbers.dtype.kind not in "iu":
-        raise InputError(
-            f"clusters of shape {list(numbers.shape)} and type {numbers.dtype} for {batch.num_nodes} nodes; give whole numbers "
-            "[nodes, levels]"
-        )
+        fault = f"clusters of shape {list(numbers.shape)} and type {numbers.dtype} for {batch.num_nodes} nodes"
+        raise InputError(f"{fault}; give whole numbers [nodes, levels]")
     if numbers.size and not 0 <= numbers.min() <= numbers.max() < MOST_CLUSTERS:
         raise InputError(f"clusters are numbered from 0 to {MOST_CLUSTERS - 1} inside each graph; number them anew")
     field = clusters_field(numbers.shape[1])

@@ -232,10 +232,8 @@ def _declared(fields: Iterable[Field], raw_values: Mapping[Location, Mapping[str
         for key in values:
             if key not in declared or declared[key].on != location:
                 hint = nearest(key, [n for n, f in declared.items() if f.on == location] or ["none declared"])
-                raise InputError(
-                    f"{name}: {location}s holds {key} without a Field on {location}s; declare it in fields "
-                    f"({hint}), or leave it out of {location}s, too"
-                )
+                problem = f"{name}: {location}s holds {key} without a Field on {location}s"
+                raise InputError(f"{problem}; declare it in fields ({hint}), or leave it out of {location}s, too")
     return declared
 
 
@@ -267,10 +265,8 @@ def node_indices(raw: ArrayLike, which: str, count: int, name: str) -> Tensor:
     least, most = index.aminmax()
     if int(least) < 0 or int(most) >= count:
         outside = (index < 0) | (index >= count)
-        raise InputError(
-            f"{name}, {which}: node index {int(index[outside][0])} is out of range; "
-            f"there are {count} nodes, use 0 to {count - 1}"
-        )
+        problem = f"{name}, {which}: node index {int(index[outside][0])} is out of range"
+        raise InputError(f"{problem}; there are {count} nodes, use 0 to {count - 1}")
     return index
 
 
@@ -386,10 +382,8 @@ def _check_geometry(batch: GraphBatch) -> None:
 
 def _check_field(batch: GraphBatch, field: Field) -> None:
     if field.name not in batch.on(field.on):
-        raise InputError(
-            f"field {field.name} is declared but no tensor on {field.on}s has its name; "
-            f"add it, or take {field.name} out of the batch's fields, too"
-        )
+        problem = f"field {field.name} is declared but no tensor on {field.on}s has its name"
+        raise InputError(f"{problem}; add it, or take {field.name} out of the batch's fields, too")
     values = batch[field.name]
     expected = (batch.num_items(field.on), *field.shape)
     if tuple(values.shape) != expected:

@@ -66,10 +66,8 @@ def _all_pairs(batch: GraphBatch) -> Int[Tensor, "5 pairs"]:
     """Every node receives from all others of its graph."""
     if batch.periodic.any():
         number = int(batch.periodic.any(1).nonzero()[0])
-        raise InputError(
-            f"graph {number} of the batch is periodic, and all pairs of its nodes and their images have no end; give a cutoff "
-            "(model.global_attention.cutoff)"
-        )
+        problem = f"graph {number} of the batch is periodic, and all pairs of its nodes and their images have no end"
+        raise InputError(f"{problem}; give a cutoff (model.global_attention.cutoff)")
     owner, counts = batch.owner("node"), batch.counts("node")
     sent = counts.index_select(0, owner)  # [nodes]: as many as its graph has, itself among them
     receivers = torch.arange(batch.num_nodes, device=batch.device).repeat_interleave(sent)

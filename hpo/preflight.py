@@ -65,10 +65,8 @@ def check_campaign(settings: CampaignSettings, space: Space, *, begun: bool = Fa
     rungs = settings.search.rungs
     for config in configs:
         if rungs and rungs[-1] >= config.train.epochs:
-            raise InputError(
-                f"{settings.source}: search.rungs ends at {rungs[-1]}, but train.epochs = {config.train.epochs}; "
-                "keep rungs below it"
-            )
+            problem = f"{settings.source}: search.rungs ends at {rungs[-1]}, but train.epochs = {config.train.epochs}"
+            raise InputError(f"{problem}; keep rungs below it")
         classes = [name for branch in config.branches for name in _classes_of(settings, branch)]
         check_own_code(config)
         added = [name for one in config.train.callbacks for name in one.curves]
@@ -119,10 +117,8 @@ def check_cutoffs(settings: CampaignSettings, space: Space) -> None:
 def _check_sizes(settings: CampaignSettings) -> None:
     search, (least, most) = settings.search, settings.search.nodes_of_a_trial
     if not 1 <= least <= most:
-        raise InputError(
-            f"{settings.source}: search.nodes_per_trial = {search.nodes_per_trial}; give the smallest number of nodes, "
-            "at least 1, before the largest"
-        )
+        problem = f"{settings.source}: search.nodes_per_trial = {search.nodes_per_trial}"
+        raise InputError(f"{problem}; give the smallest number of nodes, at least 1, before the largest")
     places = {"trials_per_node": "node", "trials_per_device": "GPU"}
     shared = [name for name in places if getattr(search, name) > 1]
     if shared and (most > 1 or (search.ranks_per_node or 1) > 1 or len(shared) > 1):
@@ -287,15 +283,11 @@ def _check_unchanged(settings: CampaignSettings, saved: CampaignSettings) -> Non
         now["search"].pop(key), earlier["search"].pop(key)
     changed = differences(earlier, now)
     if changed and settings.runs:
-        raise InputError(
-            f"{settings.source} holds trainings of other configurations, seeds or epochs; repeat the command that began "
-            "them, choose another --out, or delete that folder"
-        )
+        problem = f"{settings.source} holds trainings of other configurations, seeds or epochs"
+        raise InputError(f"{problem}; repeat the command that began them, choose another --out, or delete that folder")
     if changed:
-        raise InputError(
-            f"{settings.source}: the campaign was begun with other settings ({', '.join(changed[:3])}); "
-            f"restore them, or begin in another folder (may change: {', '.join(EXTENSIBLE)})"
-        )
+        problem = f"{settings.source}: the campaign was begun with other settings ({', '.join(changed[:3])})"
+        raise InputError(f"{problem}; restore them, or begin in another folder (may change: {', '.join(EXTENSIBLE)})")
 
 
 def places_of(settings: CampaignSettings) -> list[tuple[str, StorePlace]]:

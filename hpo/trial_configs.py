@@ -100,10 +100,8 @@ def check_layout_of_trial(settings: CampaignSettings, config: AnyConfig) -> None
     if layout is None or (layout.ranks_per_replica == 1 and layout.replicate == "auto"):
         return
     if search.ranks_per_node is None:
-        raise InputError(
-            f"{settings.source}: parallel: layouts of several ranks are part of this campaign; set search.ranks_per_node, such as 8, the "
-            "GPUs of a node"
-        )
+        problem = f"{settings.source}: parallel: layouts of several ranks are part of this campaign"
+        raise InputError(f"{problem}; set search.ranks_per_node, such as 8, the GPUs of a node")
     least, most = search.nodes_of_a_trial
     for count in range(least, most + 1):
         with about(f"{settings.source}: trials on {count} node(s)"):

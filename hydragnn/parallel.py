@@ -91,10 +91,8 @@ def check_divisible(layout: ParallelSettings, description: ModelDescription, opt
         whole = key == "model.hidden_dim" or (key in GLOBAL_HEADS and attention is not None and attention.has_pairs)
         if count % size and (whole or size % count):
             multiple, more = ("", "") if whole else (", and is no multiple of it", " or a multiple")
-            raise InputError(
-                f"parallel.tensor = {size} does not divide {key} = {count}, which its ranks would share{multiple}; set a divisor{more} of it, or "
-                f"change {key}"
-            )
+            problem = f"parallel.tensor = {size} does not divide {key} = {count}, which its ranks would share{multiple}"
+            raise InputError(f"{problem}; set a divisor{more} of it, or change {key}")
     if stages > 1:
         check_use(description, "stages", f"leave parallel.pipeline = {stages} out, or use shard or tensor")
         if model.num_layers < (parts := stages * layout.chunks):

@@ -143,10 +143,8 @@ def members_of(
         raise InputError(f"top-k = {top_k} chooses no trial; write 1 or more")
     if isinstance(campaign, list):
         for name in (name for name, value in options.items() if value):
-            raise InputError(
-                f"{name} has no meaning for given runs, which all become members as they are; leave it out, or give the campaign "
-                "instead of its runs"
-            )
+            problem = f"{name} has no meaning for given runs, which all become members as they are"
+            raise InputError(f"{problem}; leave it out, or give the campaign instead of its runs")
         return Choice(folders=campaign)
     if at_most and not from_front:
         raise InputError("--at-most bounds the trials of a front; add --from-front")

@@ -99,10 +99,8 @@ class Parts:
         entries = self.identity
         other = [name for name, value in identity.items() if entries.get(name) != value]
         if other:
-            raise InputError(
-                f"{self.folder} was begun with another {' and another '.join(other)}; "
-                "repeat that command, delete the folder, or choose another --out"
-            )
+            problem = f"{self.folder} was begun with another {' and another '.join(other)}"
+            raise InputError(f"{problem}; repeat that command, delete the folder, or choose another --out")
 
     def clean(self) -> list[str]:
         """Remove unfinished and damaged files of an earlier sitting."""

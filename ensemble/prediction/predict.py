@@ -115,10 +115,8 @@ def check_graph_ranks(graph_ranks: int, workers: int) -> int:
             "--graph-ranks takes the ranks of mpirun, srun or torchrun, not --workers; leave one of them out"
         )
     if launch.size % graph_ranks:
-        raise InputError(
-            f"--graph-ranks {graph_ranks} does not divide the {launch.size} ranks of this command; start a multiple of {graph_ranks} by mpirun, "
-            "srun or torchrun"
-        )
+        problem = f"--graph-ranks {graph_ranks} does not divide the {launch.size} ranks of this command"
+        raise InputError(f"{problem}; start a multiple of {graph_ranks} by mpirun, srun or torchrun")
     return graph_ranks
 
 

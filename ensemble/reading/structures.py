@@ -196,10 +196,8 @@ def structures_for(ensemble: "Ensemble") -> Structures:
             "or a BUILD.toml, of graphs like those of training"
         )
     if transform := ensemble.training_transform:
-        raise InputError(
-            f"graphs of the training store were changed by {transform}, which is for files; give a store, or a BUILD.toml with this "
-            "transform"
-        )
+        problem = f"graphs of the training store were changed by {transform}, which is for files"
+        raise InputError(f"{problem}; give a store, or a BUILD.toml with this transform")
     rule = store_attributes.get("build")
     of_members = [getattr(member.model.description.model, "cutoff", None) or 0.0 for member in members]
     cutoff = store_attributes["cutoff"] if "cutoff" in store_attributes else max(of_members)
@@ -303,10 +301,8 @@ def check_lengths(training: Mapping[str, Any], store_attributes: Mapping[str, An
     except InputError:
         return
     if other:
-        raise InputError(
-            f"the positions of the store are in {now}, those of training in {in_training}; build it in {in_training}, or name its unit under "
-            "[attributes] (length_unit)"
-        )
+        problem = f"the positions of the store are in {now}, those of training in {in_training}"
+        raise InputError(f"{problem}; build it in {in_training}, or name its unit under [attributes] (length_unit)")
 
 
 def _reaches(settings: ArchitectureSettings, trained: float, cutoff: float) -> bool:

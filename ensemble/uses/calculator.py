@@ -215,10 +215,8 @@ def _check_outside(ensemble: Ensemble, outside: str) -> None:
     if outside not in get_args(Outside):
         raise InputError(f"outside = {outside!r} is no reaction; {nearest(outside, list(get_args(Outside)))}")
     if outside == "stop" and not ensemble.knows_domain:
-        raise InputError(
-            f'outside = "stop" needs a training domain, and {ensemble.names[0]} has none; build an ensemble of its runs '
-            'with hydragnn ensemble, or use outside = "record"'
-        )
+        problem = f'outside = "stop" needs a training domain, and {ensemble.names[0]} has none'
+        raise InputError(f'{problem}; build an ensemble of its runs with hydragnn ensemble, or use outside = "record"')
 
 
 def _changed(before: Values, now: Values) -> list[str]:

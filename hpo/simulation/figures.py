@@ -65,10 +65,8 @@ def scenario_of(settings: CampaignSettings, assumptions: Assumptions, *, nodes: 
     search = settings.search
     plan, shares = plan_of(settings), max(search.trials_per_node, search.trials_per_device)
     if plan.min_slots > nodes:
-        raise InputError(
-            f"search.nodes_per_trial: a trial needs {plan.min_slots} nodes, the machine has {nodes}; raise --nodes, or set "
-            f"search.nodes_per_trial={nodes}"
-        )
+        problem = f"search.nodes_per_trial: a trial needs {plan.min_slots} nodes, the machine has {nodes}"
+        raise InputError(f"{problem}; raise --nodes, or set search.nodes_per_trial={nodes}")
     return Scenario(
         plan=replace(plan, moves=True, max_slots=min(plan.max_slots, nodes * shares)),
         course_of=drawn_courses(assumptions, plan.rungs[-1], seed, shares),

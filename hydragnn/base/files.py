@@ -128,10 +128,8 @@ def read_sealed(path: Path) -> Any:
     except ValueError as error:
         raise InputError(f"{path} is damaged: a number is infinite or NaN; correct it, or use another copy") from error
     if isinstance(value, dict) and value.pop("checksum", None) not in (None, checksum_of(value)):
-        raise InputError(
-            f"{path} is damaged: its checksum is not that of what was written; use another copy (whoever changed it on purpose "
-            "removes the key checksum)"
-        )
+        problem = f"{path} is damaged: its checksum is not that of what was written"
+        raise InputError(f"{problem}; use another copy (whoever changed it on purpose removes the key checksum)")
     return value
 
 

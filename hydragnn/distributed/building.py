@@ -272,10 +272,8 @@ def build_with_ranks(read: Read, out: Path, workers: Workers = 1, progress: Prog
 
         def settings() -> BuildSettings:
             if workers != 1:
-                raise InputError(
-                    "--workers starts processes, and a launcher has started ranks already; leave --workers out and start as many ranks as there "
-                    "are cores"
-                )
+                problem = "--workers starts processes, and a launcher has started ranks already"
+                raise InputError(f"{problem}; leave --workers out and start as many ranks as there are cores")
             own = read()
             if group.rank == 0:
                 place.enter_context(reserved(out))

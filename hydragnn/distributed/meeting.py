@@ -162,10 +162,8 @@ def _met_by_file(launch: Launch, folder: Path, deadline: float) -> dist.Store:
                     opened, inode = file_store(str(file), launch.size), number
                     opened.set(f"rank {launch.rank}", word)
             if time.monotonic() > deadline:
-                raise LaunchError(
-                    f"rank {launch.rank} waited at {place} in vain for rank 0; do all ranks of the node see this folder (TMPDIR)? "
-                    f"{launch.evidence}"
-                )
+                problem = f"rank {launch.rank} waited at {place} in vain for rank 0"
+                raise LaunchError(f"{problem}; do all ranks of the node see this folder (TMPDIR)? {launch.evidence}")
             time.sleep(_PAUSE)
     return opened
 
@@ -177,10 +175,8 @@ def _wait_for_all(launch: Launch, store: dist.Store, where: str, deadline: float
         while missing:
             missing = [rank for rank in missing if not store.check([f"rank {rank}"])]
             if missing and time.monotonic() > deadline:
-                raise LaunchError(
-                    f"{len(missing)} of {launch.size} ranks did not come to {where} ({_named(missing)}); do all of them see it? "
-                    f"{launch.evidence}"
-                )
+                problem = f"{len(missing)} of {launch.size} ranks did not come to {where} ({_named(missing)})"
+                raise LaunchError(f"{problem}; do all of them see it? {launch.evidence}")
             time.sleep(_PAUSE if missing else 0)
     store.set("all", " ".join(store.get(f"rank {rank}").decode() for rank in range(1, launch.size)))
 

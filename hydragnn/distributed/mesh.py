@@ -106,10 +106,8 @@ def check_layout(settings: ParallelSettings, ranks: int, ranks_per_node: int) ->
     """Raise InputError for a layout that does not fit so many ranks."""
     each = settings.ranks_per_replica
     if ranks % each:
-        raise InputError(
-            f"parallel: {words(settings)} takes {each} ranks, which do not divide the {ranks} of this run; start a multiple of {each} ranks, "
-            "or change the layout"
-        )
+        problem = f"parallel: {words(settings)} takes {each} ranks, which do not divide the {ranks} of this run"
+        raise InputError(f"{problem}; start a multiple of {each} ranks, or change the layout")
     if settings.replicate not in ("auto", ranks // each):
         raise InputError(
             f"parallel: replicate = {settings.replicate} with {words(settings) or 'no other axis'} takes {settings.replicate * each} ranks, and this run "

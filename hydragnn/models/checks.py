@@ -25,10 +25,8 @@ def check(description: ModelDescription, *, measured: bool = True) -> None:
     for field in description.input_fields:
         if not description.architecture.reads(description.model, field):
             able = _kinds(lambda architecture: "edge_features" in architecture.sees)
-            raise InputError(
-                f"model {description.model.kind} does not see edge features, so {field.name} would have no say; leave it out of "
-                f"data.inputs, or use one of {able}"
-            )
+            problem = f"model {description.model.kind} does not see edge features, so {field.name} would have no say"
+            raise InputError(f"{problem}; leave it out of data.inputs, or use one of {able}")
         if field.parity != "scalar":
             raise InputError(
                 f"input {field.name} is a {field.parity}; models take scalars only: declare its components with parity "
@@ -103,10 +101,8 @@ def _check_encoder(description: ModelDescription, measured: bool) -> None:
     if model.global_attention is not None:
         _check_attention(model.global_attention, description)
     if model.conditioning != "concat" and not any(field.on == "graph" for field in description.input_fields):
-        raise InputError(
-            f"model.conditioning = {model.conditioning!r} needs an input that lies on graphs; declare one in the store, or leave "
-            "the key out"
-        )
+        problem = f"model.conditioning = {model.conditioning!r} needs an input that lies on graphs"
+        raise InputError(f"{problem}; declare one in the store, or leave the key out")
     architecture.check(model, description.spec(edge_width=0))
     architecture.check_inputs(model, description.input_fields)
 

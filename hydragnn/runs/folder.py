@@ -94,16 +94,12 @@ def check_folder(config: dict[str, Any], out: Path, resume: bool) -> None:
         )
     changed = differences(essential(saved), essential(config))
     if changed:
-        raise InputError(
-            f"{out} was begun with another configuration ({', '.join(changed[:3])}); resume it with the same one, or begin a "
-            "new run in another folder"
-        )
+        problem = f"{out} was begun with another configuration ({', '.join(changed[:3])})"
+        raise InputError(f"{problem}; resume it with the same one, or begin a new run in another folder")
     changed = differences(decisive(saved), decisive(config))
     if changed and (out / ATTEMPT).is_file():
-        raise InputError(
-            f"{out} is a trial of a campaign, which resumes it as it was begun ({', '.join(changed[:3])}); begin another run like it "
-            "with --out NEW"
-        )
+        problem = f"{out} is a trial of a campaign, which resumes it as it was begun ({', '.join(changed[:3])})"
+        raise InputError(f"{problem}; begin another run like it with --out NEW")
 
 
 LOCK = ".lock"
@@ -212,10 +208,8 @@ def check_checkpoint(checkpoint: Path | None, out: Path) -> None:
             f'with model = "{out}"'
         )
     if record and record.status in ("finished", "stopped", "paused"):
-        raise InputError(
-            f"{out} has trained {record.epochs} epochs, but the checkpoint to go on from is gone; copy {out / 'checkpoints'} back as a "
-            "whole, or begin a new run in another folder"
-        )
+        problem = f"{out} has trained {record.epochs} epochs, but the checkpoint to go on from is gone"
+        raise InputError(f"{problem}; copy {out / 'checkpoints'} back as a whole, or begin a new run in another folder")
 
 
 def continued(config: dict[str, Any], out: Path, epoch: int) -> list[str]:

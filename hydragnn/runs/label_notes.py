@@ -79,10 +79,8 @@ def unlabelled(store: GraphStore, split: Split, targets: Sequence[Target]) -> li
             )
     names = [target.name for target in targets if not label_numbers(store, split.valid, target.field)[0]]
     if len(names) == len(targets):
-        raise InputError(
-            f"the validation part has no label of {', '.join(names)}, so that no best epoch can be chosen; change the split, or label some of "
-            "its graphs"
-        )
+        problem = f"the validation part has no label of {', '.join(names)}, so that no best epoch can be chosen"
+        raise InputError(f"{problem}; change the split, or label some of its graphs")
     return [
         f"the validation part has no label of {name}, which counts nowhere in the choice of the best epoch"
         for name in names

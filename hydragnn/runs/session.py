@@ -154,10 +154,8 @@ def ready_run(
             history = folder.continued(run.record.config, out, run.state.epoch)
             run = replace(run, record=replace(run.record, continued=history, notes=[*run.record.notes, *notes]))
         if run.state.epoch > plan.training.epochs:
-            raise InputError(
-                f"{out} has trained {run.state.epoch} epochs, more than train.epochs = {plan.training.epochs}; ask for more epochs, or "
-                "begin a new run in another folder"
-            )
+            problem = f"{out} has trained {run.state.epoch} epochs, more than train.epochs = {plan.training.epochs}"
+            raise InputError(f"{problem}; ask for more epochs, or begin a new run in another folder")
     return run, heart, stopwatch
 
 

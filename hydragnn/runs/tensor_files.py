@@ -114,10 +114,8 @@ class TensorFiles:
         entry = self.index.tensors.get(name)
         if entry is None or (entry.shape, DTYPES[entry.dtype]) != (shape, dtype):
             actual = "absent" if entry is None else f"{entry.dtype} {list(entry.shape)}"
-            raise InputError(
-                f"{self.folder}: tensor {name} is {actual}, not {NAMES[dtype]} {list(shape)}; it was written by a different "
-                "version of the program"
-            )
+            problem = f"{self.folder}: tensor {name} is {actual}, not {NAMES[dtype]} {list(shape)}"
+            raise InputError(f"{problem}; it was written by a different version of the program")
         values = [self._piece(name, entry, piece)[...] for piece in entry.pieces]
         return torch.cat(values) if shape else values[0]
 

@@ -350,10 +350,8 @@ class _TurningHead(_PooledHead):
                 f'head {field.name}: it is a {field.parity}, not a {self.kind}; use kind = "{field.parity}"'
             )
         if field.on == "edge":
-            raise InputError(
-                f"head {field.name}: it lies on edges, where heads predict classes and numbers that do not turn; declare its components with "
-                "parity scalar if the axes are fixed"
-            )
+            problem = f"head {field.name}: it lies on edges, where heads predict classes and numbers that do not turn"
+            raise InputError(f"{problem}; declare its components with parity scalar if the axes are fixed")
         _refuse_keys_of_other_places(self, field)
 
 
