@@ -10,20 +10,12 @@ from jaxtyping import Float, Int, UInt8
 from numpy.typing import NDArray
 from scipy.special import entr
 
+from hydragnn.ensemble.estimates import estimate
 from hydragnn.ensemble.estimates.calibration import classes
 from hydragnn.ensemble.estimates.calibration.classes import ClassCalibration
 from hydragnn.ensemble.estimates.calibration.cross_validation import cross_sets, graph_scores, shares
 from hydragnn.ensemble.estimates.calibration.protocol import AnyCalibration, Labels, Owners, with_fold_scores
-from hydragnn.ensemble.estimates.estimate import (
-    CandidateEvidence,
-    Counts,
-    Estimate,
-    Labelled,
-    Members,
-    Metrics,
-    TargetEvaluation,
-    Weights,
-)
+from hydragnn.ensemble.estimates.estimate import CandidateEvidence, Counts, Labelled, Members, Metrics, Weights
 from hydragnn.ensemble.estimates.metrics import rank_correlation
 from hydragnn.ensemble.estimates.moments import Array
 from hydragnn.ensemble.estimates.numbers import component_names
@@ -35,7 +27,7 @@ Rows = Float[Array, "rows classes"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class ClassEstimate(Estimate):
+class ClassEstimate(estimate.Estimate):
     """Predictions of one categorical field.
 
     Rows of graphs that failed have NaN, label -1 and an empty set.
@@ -147,7 +139,7 @@ class ClassEstimate(Estimate):
 
     def evaluation(
         self, labels: Labels, nodes: Counts, names: Sequence[str], trivial: Metrics, baselines: Mapping[str, Metrics]
-    ) -> TargetEvaluation:
+    ) -> estimate.TargetEvaluation:
         """Return scores as for numbers, and the confusion matrix."""
         confusion = np.zeros((self.field.classes, self.field.classes), dtype=np.int64)
         np.add.at(confusion, (labels.ravel().astype(np.int64), self.label.ravel()), 1)

@@ -23,23 +23,11 @@ from torch.nn.utils import parameters_to_vector
 
 from hydragnn.base.errors import InputError
 from hydragnn.conformance import cases
+from hydragnn.conformance import network as networks
 from hydragnn.conformance.atomics import unordered_on_a_gpu
 from hydragnn.conformance.cases import CORNERS, loss_of, make_graph
 from hydragnn.conformance.law import Change, DoesNotApply, Figures, Values, gaps, moved, reordered, turned
-from hydragnn.conformance.network import (
-    SLOPE,
-    Network,
-    directions_like,
-    force_gaps,
-    loss_and_gradients,
-    need_forces,
-    on_parts,
-    predicted,
-    promise,
-    slope_gaps,
-    stress_gaps,
-    values_in,
-)
+from hydragnn.conformance.network import SLOPE, Network, loss_and_gradients, predicted, promise, values_in
 from hydragnn.conformance.smoothness import CUTOFF, atoms_graph, energies_and_forces, energy_model
 from hydragnn.datasets import Normalisation, Scale
 from hydragnn.datasets.views import without_edges
@@ -108,9 +96,9 @@ def second_derivatives_are_those_of_the_forces(network: Network) -> Figures:
         parts = energies_and_forces(model, concatenate(moved))[1].detach().split(batch.num_nodes)
         return [-float((part * visible).sum()) for part, ((_, visible), _) in zip(parts, steps)]
 
-    for along, visible in pairwise(directions_like(batch.positions)):
+    for along, visible in pairwise(networks.directions_like(batch.positions)):
         (curvature,) = torch.autograd.grad((-forces * along).sum(), positions, retain_graph=True)
-        yield from slope_gaps(pulls, [((along, visible), float((curvature * visible).sum()))], curvature)
+        yield from networks.slope_gaps(pulls, [((along, visible), float((curvature * visible).sum()))], curvature)
 
 
 def finite_gradients(model: GraphModel, batch: GraphBatch, where: str) -> dict[str, Tensor]:
@@ -213,7 +201,7 @@ def ranks_that_share_graphs_compute_and_learn_what_one_would(network: Network) -
     batch = concatenate([CORNERS[corner]() for corner in ("one graph", "lone node", "self loop")])
     ranks = torch.arange(batch.num_nodes) * 7 % 5 % 2 * 2  # cuts about half of the edges; rank 1 has no nodes
     predictions, loss, gradients = loss_and_gradients(model, batch)
-    parts = on_parts(batch, ranks, 3, lambda part: (part, loss_and_gradients(model, part)))
+    parts = networks.on_parts(batch, ranks, 3, lambda part: (part, loss_and_gradients(model, part)))
     names = ["loss", *(f"gradient of {name}" for name, _ in model.named_parameters())]
     whole, of_parts = [loss, *gradients], [[own_loss, *own] for _, (_, own_loss, own) in parts]
     for name, one, several in zip(names, whole, zip(*of_parts), strict=True):
@@ -246,7 +234,7 @@ def forces_are_minus_the_gradient_of_the_energy(
     network: Network, case: tuple[Callable[[], GraphBatch], Mapping[str, Any]]
 ) -> Figures:
     make, changes = case
-    return force_gaps(network.changed(**changes), make(), 1 if "num_layers" in changes else 3)
+    return networks.force_gaps(network.changed(**changes), make(), 1 if "num_layers" in changes else 3)
 
 
 @promise({"space": {}, "plane": PLANE}, SLOPE)
@@ -254,14 +242,14 @@ def stress_is_the_derivative_with_respect_to_strain_over_the_volume(
     network: Network, changes: Mapping[str, Any]
 ) -> Figures:
     """Stress in a plane is that per area."""
-    return stress_gaps(network.changed(**changes), make_graph(0, 6, **changes))
+    return networks.stress_gaps(network.changed(**changes), make_graph(0, 6, **changes))
 
 
 @promise({"forces": "forces", "all": "all"}, SLOPE)
 def the_loss_has_the_gradient_that_finite_differences_give(network: Network, outputs: str) -> Figures:
     batch, model = CORNERS["two graphs"](), network.shared()
     if outputs == "forces":
-        need_forces(model)
+        networks.need_forces(model)
     names, start = [name for name, _ in model.named_parameters()], list(model.parameters())
 
     def loss(values: Sequence[Tensor]) -> Tensor:
@@ -277,8 +265,8 @@ def the_loss_has_the_gradient_that_finite_differences_give(network: Network, out
         return [float(loss([v.view_as(p) for v, p in zip(m.split(sizes), start)]).detach()) for m in moved]
 
     # one direction: a wrong derivative by any weight changes the slope along every random one
-    along = directions_like(weights)[0]
-    return slope_gaps(losses, [(along, float(gradient @ along))], gradient)
+    along = networks.directions_like(weights)[0]
+    return networks.slope_gaps(losses, [(along, float(gradient @ along))], gradient)
 
 
 @promise()

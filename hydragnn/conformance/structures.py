@@ -16,22 +16,8 @@ from ase.md.verlet import VelocityVerlet
 from jaxtyping import Float
 
 from hydragnn.base.settings import read_toml
-from hydragnn.conformance.law import (
-    AWAY,
-    Array,
-    Change,
-    DoesNotApply,
-    Figures,
-    Law,
-    Values,
-    derivative,
-    gaps,
-    jumps,
-    moved,
-    reordered,
-    turn_of,
-    turned,
-)
+from hydragnn.conformance import law as laws
+from hydragnn.conformance.law import Change, Figures, Law, Values, gaps, moved
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.joining import unbatch
 
@@ -82,7 +68,7 @@ def _compared(
     DoesNotApply where laws ``of_space`` meet graphs without positions.
     """
     if of_space and subject.graphs is not None and subject.graphs.dim == 0:
-        raise DoesNotApply("the graphs have no positions")
+        raise laws.DoesNotApply("the graphs have no positions")
     for name, atoms in subject.structures() if subject.new_calculator else ():
         change = change_atoms(atoms)
         expected, actual = map(of_atoms, subject.results([atoms, change.changed]))
@@ -95,12 +81,12 @@ def _compared(
 @law("rotation")
 def _rotation(subject: "Subject") -> Figures:
     def atoms(one: Atoms) -> Change:
-        other, turn = one.copy(), turn_of(3)
+        other, turn = one.copy(), laws.turn_of(3)
         other.set_cell(one.cell.array @ turn.T)
         other.positions = one.positions @ turn.T
         return Change(other, turn)
 
-    return _compared(subject, atoms, turned)
+    return _compared(subject, atoms, laws.turned)
 
 
 @law("permutation")
@@ -109,14 +95,14 @@ def _permutation(subject: "Subject") -> Figures:
         order = np.roll(np.arange(len(one)), 1)  # no atom in its place
         return Change(one[order], order={"node": order})
 
-    return _compared(subject, atoms, reordered, of_space=False)
+    return _compared(subject, atoms, laws.reordered, of_space=False)
 
 
 @law("translation")
 def _translation(subject: "Subject") -> Figures:
     def atoms(one: Atoms) -> Change:
         other = one.copy()
-        other.translate(AWAY)
+        other.translate(laws.AWAY)
         other.wrap()
         return Change(other)
 
@@ -158,7 +144,7 @@ def _batches(subject: "Subject") -> Figures:
             yield from gaps(values, subject.predicted(graph), f"graph {number}")
 
 
-def _energies(subject: "Subject", frames: list[Atoms]) -> Float[Array, " frames"]:
+def _energies(subject: "Subject", frames: list[Atoms]) -> Float[laws.Array, " frames"]:
     return np.array([result["energy"] for result in subject.results(frames)])
 
 
@@ -290,7 +276,7 @@ def _through_the_cutoff(subject: "Subject") -> Figures:
     for name, pair in _pairs(subject).items():
         for begin in np.arange(2.5, subject.cutoff + 0.5):
             paths[f"{name} from {begin:g} to {begin + 1:g} Angstrom"] = partial(of_pair, pair=pair, begin=begin)
-    for name, what, place, height in jumps(paths, refinements=2):  # single precision resolves 5e-4 of a path
+    for name, what, place, height in laws.jumps(paths, refinements=2):  # single precision resolves 5e-4 of a path
         yield height, name if place is None else f"{what} of {name}, at {place:.3f}"
 
 
@@ -304,7 +290,7 @@ def _slope(subject: "Subject", atoms: Atoms, change: Callable[[Atoms, float], No
             change(frame, step)
         return [result[what] for result in subject.results(frames)]
 
-    return derivative(values, STEP)
+    return laws.derivative(values, STEP)
 
 
 def _move(atoms: Atoms, step: float, along: Any) -> None:
@@ -338,7 +324,7 @@ def _stress(subject: "Subject") -> Figures:
 
 
 @cache
-def _force_constants(subject: "Subject") -> dict[str, Float[Array, "some 3 atoms 3"]]:
+def _force_constants(subject: "Subject") -> dict[str, Float[laws.Array, "some 3 atoms 3"]]:
     constants = {}
     for name, atoms in subject.structures(RATTLE):
         units_of = np.eye(3 * len(atoms))[: 3 * min(ATOMS, len(atoms))].reshape(-1, len(atoms), 3)
