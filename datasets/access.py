@@ -48,9 +48,8 @@ def numbers_of(index: Index, graphs: int) -> Int64[ndarray, " chosen"]:
         return np.zeros(0, dtype=np.int64)
     if values.dtype.kind not in "iu" or values.ndim > 1:
         kind = type(index).__name__
-        raise InputError(
-            f"{index!r:.80} ({kind}) is no index of graphs; give a whole number, a slice, or a list or array of whole numbers"
-        )
+        problem = f"{index!r:.80} ({kind}) is no index of graphs"
+        raise InputError(f"{problem}; give a whole number, a slice, or a list or array of whole numbers")
     numbers = values.reshape(-1).astype(np.int64)
     return np.where((numbers < 0) & (numbers >= -graphs), numbers + graphs, numbers)  # others are refused by reading
 

@@ -126,9 +126,8 @@ def flat_graphs(batch: GraphBatch, fields: tuple[Field, ...], *, checked: bool =
     declared = {field.name: field for field in fields}
     for name, field in batch.fields.items():
         if name not in declared:
-            raise InputError(
-                f"the batch has a field {name} that was not declared; add it to the store's fields, of which a build's first graph has all"
-            )
+            fault = f"the batch has a field {name} that was not declared"
+            raise InputError(f"{fault}; add it to the store's fields, of which a build's first graph has all")
         if field != declared[name]:
             raise InputError(f"field {name} was declared as {declared[name]}, the batch has {field}; make them equal")
     if not checked:

@@ -160,9 +160,8 @@ def read_manifest(folder: Path) -> StoreManifest:
     if not isinstance(table, dict) or table.get("format") != FORMAT:
         raise InputError(f"{path} does not describe a store of this program; check the path")
     if not isinstance(table.get("version"), int) or table["version"] > VERSION:
-        raise InputError(
-            f"{folder} has format version {table.get('version')}, this program reads up to {VERSION}; update the program"
-        )
+        problem = f"{folder} has format version {table.get('version')}, this program reads up to {VERSION}"
+        raise InputError(f"{problem}; update the program")
     return _manifest(table, path)
 
 

@@ -154,13 +154,11 @@ def group_labels(store: GraphStore, name: str) -> ndarray:
     labels = _group_labels(store, name)
     whole = labels.reshape(len(labels), -1)
     if whole.dtype.kind == "f" and (np.abs(whole) >= 2 / np.finfo(whole.dtype).eps).any():
-        raise InputError(
-            f'split: numbers in {name} may have lost digits, which would join groups; build the store with dtype = "int64", or with texts = ["{name}"]'
-        )
+        problem = f"split: numbers in {name} may have lost digits, which would join groups"
+        raise InputError(f'{problem}; build the store with dtype = "int64", or with texts = ["{name}"]')
     if name != DUPLICATES and len(labels) > 1 and len(np.unique(whole, axis=0)) == len(labels):
-        raise InputError(
-            f"split: {name} groups nothing, since no two graphs have the same; name what they share, such as file or folder, or leave group out"
-        )
+        problem = f"split: {name} groups nothing, since no two graphs have the same"
+        raise InputError(f"{problem}; name what they share, such as file or folder, or leave group out")
     return labels
 
 
@@ -190,9 +188,8 @@ def species_counts(store: GraphStore) -> tuple[Int64[ndarray, "graphs species"],
     graphs = np.repeat(np.arange(len(store)), store.sizes().nodes)
     wrong = np.flatnonzero((numbers.values < 0) | (numbers.values > 118))
     if len(wrong):
-        raise InputError(
-            f"graph {graphs[wrong[0]]}, field {ATOMIC_NUMBERS}: class {numbers.values[wrong[0]]} is out of range; use 0 to 118"
-        )
+        problem = f"graph {graphs[wrong[0]]}, field {ATOMIC_NUMBERS}: class {numbers.values[wrong[0]]} is out of range"
+        raise InputError(f"{problem}; use 0 to 118")
     species = np.flatnonzero(np.bincount(numbers.values, minlength=119))
     width = max(len(species), 1)
     column = np.zeros(119, dtype=np.int64)

@@ -47,9 +47,8 @@ def homogeneous(
         raise InputError(f"{name}: Data and HeteroData are in one data set; keep them apart")
     kinds, relations = map(sorted, first.metadata())
     if [kinds, relations] != [*map(sorted, data.metadata())]:
-        raise InputError(
-            f"{name} has the kinds {data.metadata()}, and the first graph {first.metadata()}; give every graph all of them, empty ones too"
-        )
+        problem = f"{name} has the kinds {data.metadata()}, and the first graph {first.metadata()}"
+        raise InputError(f"{problem}; give every graph all of them, empty ones too")
     nodes = torch.tensor([data[kind].num_nodes or 0 for kind in kinds], dtype=torch.int64)
     starts = dict(zip(kinds, (nodes.cumsum(0) - nodes).tolist()))
     lacking_edges = [one for one in relations if data[one].get("edge_index") is None]

@@ -86,9 +86,8 @@ def _row(log: Path, step: str, keys: Collection[str], atoms: Any, units: str) ->
     rows, counts = _thermo(log, units, log.stat().st_mtime_ns)
     row = rows.get(step, {})
     if lacking := [key for key in keys if not row.get(key)]:
-        raise InputError(
-            f"{log} has no {lacking[0]} at step {step} of the dump, or several that differ; print it at each step of the dump, or leave others out"
-        )
+        problem = f"{log} has no {lacking[0]} at step {step} of the dump, or several that differ"
+        raise InputError(f"{problem}; print it at each step of the dump, or leave others out")
     if row and counts and str(len(atoms)) not in counts:
         raise InputError(
             f"{log} is of {' or '.join(counts)} atoms, and the dump has {len(atoms)} at step {step}; dump all of them"

@@ -33,9 +33,8 @@ def labels_of_part(graph: GraphBatch, masks: Sequence[str], part: int) -> GraphB
     targets = [field for field in graph.fields.values() if field.role == "target"]
     for field in targets:
         if field.on != "node":
-            raise InputError(
-                f"the target {field.name} lives on {field.on}s, and masks part the labels of nodes; every part would see it, so leave it out"
-            )
+            problem = f"the target {field.name} lives on {field.on}s, and masks part the labels of nodes"
+            raise InputError(f"{problem}; every part would see it, so leave it out")
     flags = torch.stack([graph[name] != 0 for name in masks])
     if bool((flags.sum(0) > 1).any()):
         node = int((flags.sum(0) > 1).nonzero()[0])

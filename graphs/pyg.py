@@ -287,9 +287,8 @@ def _shifts(
             continue
         value = value[0] if value.ndim == 3 and len(value) == 1 else value
         if value.shape != (count, dim) and count in value.shape and value.ndim == 2 and bool(value.any()):
-            raise InputError(
-                f"{name}: {key} of shape {tuple(value.shape)} is not [edges, {dim}], for {count} edges; store one shift per edge"
-            )
+            problem = f"{name}: {key} of shape {tuple(value.shape)} is not [edges, {dim}], for {count} edges"
+            raise InputError(f"{problem}; store one shift per edge")
         if value.shape == (count, dim):
             shifts_by_name[key] = _read(key, value.double(), straight, box, stored, cutoff, OURS in data, name)
     if shifts_by_name:

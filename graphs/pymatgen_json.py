@@ -120,9 +120,8 @@ def _structure(table: dict[str, Any], where: str) -> Any:
     if not sites or (
         lattice is not None and not np.any(np.linalg.det(np.array(lattice.get("matrix") or np.zeros((3, 3)), float)))
     ):
-        raise InputError(
-            f"{where} has no {'matrix of a cell with a volume' if sites else 'sites'}; write it with as_dict() of pymatgen"
-        )
+        problem = f"{where} has no {'matrix of a cell with a volume' if sites else 'sites'}"
+        raise InputError(f"{problem}; write it with as_dict() of pymatgen")
     for site, one in enumerate(sites):
         species = one["species"]
         if len(species) != 1 or species[0].get("occu", 1) != 1:

@@ -158,9 +158,8 @@ def label_factors(
     sizes = {what: in_ase_units(one.unit, what, f"field {one.name}", dim) for what, one in fields.items() if one.unit}
     name = getattr(derived.get("stress"), "name", "").lower()
     if "virial" in name and "stress" not in name and "stress" not in sizes:
-        raise InputError(
-            f'field {name}: a head predicts stress, and virials become it by convert = "virial" in the build file; or declare the unit'
-        )
+        problem = f'field {name}: a head predicts stress, and virials become it by convert = "virial" in the build file'
+        raise InputError(f"{problem}; or declare the unit")
     if not sizes:
         return dict.fromkeys(derived, 1.0)
     powers = {"energy": 0, "forces": 1, "stress": dim}

@@ -117,9 +117,8 @@ class LineChain:
             return
         if broken or line.line == number:
             raise damage(self._path, broken or number)
-        raise InputError(
-            f"{self._path}: line {number} was number {line.line} when it was written; lines are missing, restore the file from a copy"
-        )
+        problem = f"{self._path}: line {number} was number {line.line} when it was written"
+        raise InputError(f"{problem}; lines are missing, restore the file from a copy")
 
     def _begin(self, session: str, claim: bytes) -> None:
         self._over.add(self.session)

@@ -145,9 +145,8 @@ def _classes_of(settings: CampaignSettings, branch: BranchSettings) -> list[str]
     fields = {field.name: field for field in open_store(branch.data.store).fields()}
     missing = [name for name in [*branch.targets, *(branch.data.inputs or [])] if name not in fields]
     if missing:
-        raise InputError(
-            f"{settings.source}: {text_of(branch.data.store)} has no field {missing[0]}; it has {', '.join(sorted(fields))}"
-        )
+        problem = f"{settings.source}: {text_of(branch.data.store)} has no field {missing[0]}"
+        raise InputError(f"{problem}; it has {', '.join(sorted(fields))}")
     suffix = f"@{branch.name}" if branch.name else ""
     return [f"{name}{suffix}" for name in branch.targets if fields[name].classes]
 
@@ -218,9 +217,8 @@ def check_folder(
     saved, begun = campaign_table(out), open_campaign(out)
     tables = (saved, *(run["config"] for run in saved.get("runs", [])))
     if "auto" in [table.get("batch", {}).get("budget") for table in tables]:
-        raise InputError(
-            f'{out} was begun with batch.budget = "auto", which is gone; begin a new campaign with batch.max_graphs in another folder'
-        )
+        problem = f'{out} was begun with batch.budget = "auto", which is gone'
+        raise InputError(f"{problem}; begin a new campaign with batch.max_graphs in another folder")
     for name in APPENDED:
         check_own(out / name)
     _check_unchanged(settings, begun)

@@ -146,9 +146,8 @@ def search_settings(table: object, source: str) -> SearchSettings:
         raise InputError(f"{source}: [search] must be a table of settings; correct it")
     space = table.get("space", {})
     if not isinstance(space, Mapping) or not space:
-        raise InputError(
-            f'{source}: search.space is empty; add for example [search.space."train.learning_rate"], or say space = "{DEFAULT}"'
-        )
+        problem = f"{source}: search.space is empty"
+        raise InputError(f'{problem}; add for example [search.space."train.learning_rate"], or say space = "{DEFAULT}"')
     space = with_layouts(space)
     parameters = {path: parsed_parameter(path, value, source) for path, value in space.items()}
     return SearchSettings.parse({**table, "space": parameters}, source=f"{source}: [search]")

@@ -49,9 +49,8 @@ class ParallelSettings(Settings):
     @model_validator(mode="after")
     def _chunks_are_of_stages(self) -> "ParallelSettings":
         if self.chunks > 1 and self.pipeline == 1:
-            raise ValueError(
-                f"chunks = {self.chunks} divides the layers of stages, and there is one stage; set pipeline to 2 or more, or leave chunks out"
-            )
+            problem = f"chunks = {self.chunks} divides the layers of stages, and there is one stage"
+            raise ValueError(f"{problem}; set pipeline to 2 or more, or leave chunks out")
         return self
 
     @property
@@ -97,8 +96,7 @@ def check_divisible(layout: ParallelSettings, description: ModelDescription, opt
         check_use(description, "stages", f"leave parallel.pipeline = {stages} out, or use shard or tensor")
         if model.num_layers < (parts := stages * layout.chunks):
             each = "stage" if layout.chunks == 1 else f"chunk, {parts} with chunks = {layout.chunks}"
-            raise InputError(
-                f"parallel.pipeline = {stages} takes a layer per {each}, and model.num_layers is {model.num_layers}; lower one or raise the other"
-            )
+            fault = f"parallel.pipeline = {stages} takes a layer per {each}, and model.num_layers is {model.num_layers}"
+            raise InputError(f"{fault}; lower one or raise the other")
     if layout.graph > 1:
         check_cuttable(description)

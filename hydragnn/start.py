@@ -104,9 +104,8 @@ def check_settings(old: ArchitectureSettings, new: ArchitectureSettings, start: 
     theirs, ours = old.to_json(), new.to_json()
     for key in ("kind", *sorted(ours.keys() - {*new.own_of_run})):
         if theirs.get(key) != ours[key]:
-            raise InputError(
-                f"model.{key} = {ours[key]!r}, and the start {start.model} has {theirs.get(key)!r}; leave model.{key} out"
-            )
+            problem = f"model.{key} = {ours[key]!r}, and the start {start.model} has {theirs.get(key)!r}"
+            raise InputError(f"{problem}; leave model.{key} out")
 
 
 def _of_start(old: ModelDescription, own: Mapping[str, Any]) -> dict[str, Any]:

@@ -532,9 +532,8 @@ def predict(
     place = getattr(source, "path", source)  # of a store
     for what, value in {"model": model, "source": place}.items():
         if not isinstance(value, str | PathLike) and not (what == "source" and _are_paths(value)):
-            raise InputError(
-                f"{what}: a {type(value).__name__} in memory is predicted in memory; leave out= away, or give the path of a {what}"
-            )
+            problem = f"{what}: a {type(value).__name__} in memory is predicted in memory"
+            raise InputError(f"{problem}; leave out= away, or give the path of a {what}")
     folder = as_path(model)
     alone = this_launch().size == 1
     with nullcontext() if alone else suppress(InputError):  # of which rank 0 tells

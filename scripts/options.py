@@ -147,9 +147,8 @@ def use_device(text: str) -> str:
             changes = gpu_variables(environment(), number, None, number + 1)
         change_environment(changes)
     if text.startswith("cuda") and not visible_gpus():
-        raise InputError(
-            f"--device {text}: this process sees no such GPU (hydragnn doctor shows what there is); leave --device out, or use cpu"
-        )
+        problem = f"--device {text}: this process sees no such GPU (hydragnn doctor shows what there is)"
+        raise InputError(f"{problem}; leave --device out, or use cpu")
     return text
 
 

@@ -176,9 +176,8 @@ class AseBuild(ObjectsBuild):
             raise InputError(f'{path} does not say its style of units; say units = "metal", "real" or another')
         for one in raw if is_dump and self.units != "metal" else ():
             if one.scale == 1 and ("eV" in one.unit or ("Angstrom" in one.unit and self.units != "real")):
-                raise InputError(
-                    f"{path}: {one.keys[0]} is as written, in units {self.units}, not in {one.unit}; give scale, or its own unit"
-                )
+                problem = f"{path}: {one.keys[0]} is as written, in units {self.units}, not in {one.unit}"
+                raise InputError(f"{problem}; give scale, or its own unit")
         self.check_units(LAMMPS_UNITS if is_dump else {}, str(path))
 
     @property

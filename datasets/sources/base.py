@@ -186,9 +186,8 @@ class BuildSettings(Settings, ABC):
     def _one_of_each_name(cls, fields: list[FieldSettings]) -> list[FieldSettings]:
         names = [field.name for field in fields]
         if twice := sorted({name for name in names if names.count(name) > 1}):
-            raise ValueError(
-                f"the field {twice[0]} is declared {names.count(twice[0])} times; keep one, or give the others names of their own"
-            )
+            problem = f"the field {twice[0]} is declared {names.count(twice[0])} times"
+            raise ValueError(f"{problem}; keep one, or give the others names of their own")
         return fields
 
     @model_validator(mode="after")
@@ -248,15 +247,13 @@ class BuildSettings(Settings, ABC):
         """Raise InputError for columns and several keys where the source has neither."""
         for field in self.fields:
             if field.column is not None and not self.takes_columns:
-                raise InputError(
-                    f"{origin}: field {field.name}: column is for npz, mesh and pyg; leave it out, and declare the shape of the whole value"
-                )
+                problem = f"{origin}: field {field.name}: column is for npz, mesh and pyg"
+                raise InputError(f"{problem}; leave it out, and declare the shape of the whole value")
             if field.step and not self.takes_steps:
                 raise InputError(f"{origin}: field {field.name}: step is for time series (mesh, npz); leave it out")
             if len(field.keys) > 1 and field.on not in self.joins and not (self.labels and field.on == "graph"):
-                raise InputError(
-                    f"{origin}: field {field.name}: this source takes one key per field, not {len(field.keys)}; declare a field for each"
-                )
+                problem = f"{origin}: field {field.name}: this source takes one key per field, not {len(field.keys)}"
+                raise InputError(f"{problem}; declare a field for each")
 
     def check_geometry(self, names: Iterable[str], where: str) -> None:
         """Raise InputError for geometry that the settings do not name."""
@@ -330,9 +327,8 @@ class BuildSettings(Settings, ABC):
         gaps, read = np.diff(times), {field.keys[0] for field in self.fields}
         if not (rises := (gaps > 0) & np.isfinite(gaps)).all():
             place = int(rises.argmin())
-            raise InputError(
-                f"{where}: frame {place + 1} has time {times[place + 1]} after {times[place]}; write each run as a file of its own, in order of time"
-            )
+            problem = f"{where}: frame {place + 1} has time {times[place + 1]} after {times[place]}"
+            raise InputError(f"{problem}; write each run as a file of its own, in order of time")
         if len(gaps) and np.ptp(gaps) > ROUNDING * gaps.mean() and not {TIME, LEAD} & read:
             place = int(np.abs(gaps - np.median(gaps)).argmax())
             raise InputError(

@@ -69,15 +69,13 @@ class Labels:
         number = number if stem and file in ("", stem) else self.first
         file = file if file and self.column == FILE else stem or name
         if row is None and not all(field.optional for field in self.fields):
-            raise InputError(
-                f"{self.path}: no row whose column {self.column} is {file}; add one, or set optional = true for its fields"
-            )
+            problem = f"{self.path}: no row whose column {self.column} is {file}"
+            raise InputError(f"{problem}; add one, or set optional = true for its fields")
         if row is None:
             return graph
         if name not in self.rows and number != self.first and any(field.role == "target" for field in self.fields):
-            raise InputError(
-                f"{self.path}: {file} has several graphs, and its row would label all of them; name rows {file}#{self.first}, {name} and so on"
-            )
+            problem = f"{self.path}: {file} has several graphs, and its row would label all of them"
+            raise InputError(f"{problem}; name rows {file}#{self.first}, {name} and so on")
         values, declared = {}, []
         for field in self.fields:
             raw = np.asarray(stack_rows([self.table[key][row] for key in field.keys], field))
@@ -135,9 +133,8 @@ def parted_settings(settings: BuildSettings) -> tuple[BuildSettings, Labels | No
         texts[NAME] = settings.name_key
     if of_graphs and not fields and not texts:
         keys = ", ".join(key for field in of_graphs for key in field.keys)
-        raise InputError(
-            f"{settings.labels} has none of {keys}; it has {', '.join(table)}; name its columns in key, or leave labels out"
-        )
+        problem = f"{settings.labels} has none of {keys}; it has {', '.join(table)}"
+        raise InputError(f"{problem}; name its columns in key, or leave labels out")
     rest: dict[str, Any] = {
         "fields": [field for field in settings.fields if field not in fields],
         "texts": [key for key in settings.texts if key not in texts],
@@ -168,7 +165,6 @@ def _names_of_files(settings: BuildSettings, rows: Collection[str], *, check: bo
     names = {file: aliases(path.absolute(), depth, alone) & named for file, path in zip(distinct_names(paths), paths)}
     for file, alias in ((file, alias) for file, own in names.items() for alias in sorted(own) if check):
         if (other := file_of.setdefault(alias, file)) != file:
-            raise InputError(
-                f"{other} and {file} are both {alias}, so that {settings.labels} cannot tell them apart; name folders, too, or rename one"
-            )
+            problem = f"{other} and {file} are both {alias}, so that {settings.labels} cannot tell them apart"
+            raise InputError(f"{problem}; name folders, too, or rename one")
     return names

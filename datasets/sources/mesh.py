@@ -62,9 +62,8 @@ class MeshBuild(BuildSettings):
                 yield name, [(time, f"{name}#{frame}", read) for frame, (time, read) in enumerate(frames)]
             elif self.series and (parts := re.fullmatch(r"(.*\D|)(\d+)(\D*)", path.stem)):
                 if re.search(r"(\d[eE][-+]?|\d\.|[^a-zA-Z0-9]-)$", parts[1]):
-                    raise InputError(
-                        f"{path}: its last number may be a decimal or signed; list files with times in a .pvd, or number them"
-                    )
+                    problem = f"{path}: its last number may be a decimal or signed"
+                    raise InputError(f"{problem}; list files with times in a .pvd, or number them")
                 pattern = path.with_name(f"{parts[1]}*{parts[3]}{path.suffix}")
                 numbered.setdefault(pattern, []).append((float(parts[2]), path))
             else:
@@ -85,9 +84,8 @@ class MeshBuild(BuildSettings):
         meshes = {step: frames[number + step][2]() for step in steps}
         for step, one in meshes.items():
             if not _same_cells(one, meshes[0]):
-                raise InputError(
-                    f"{name}: the frame {step:+d} later has another mesh, whose nodes are others; leave out step, or map the fields to one mesh"
-                )
+                problem = f"{name}: the frame {step:+d} later has another mesh, whose nodes are others"
+                raise InputError(f"{problem}; leave out step, or map the fields to one mesh")
         mesh = meshes[0]
         sources = {step: one.cell_data if self.cell_centred else one.point_data for step, one in meshes.items()}
         source, values, absent = sources[0], {}, set()

@@ -155,9 +155,8 @@ class _Source:
 
     def _one_cell(self, array: Array) -> bool:
         if array.shape == (3, 3) and self.graphs == 3:
-            raise InputError(
-                f"{self.path}: {self.settings.cell} of shape (3, 3) is one cell, or the lengths of three boxes; write a matrix for each graph"
-            )
+            problem = f"{self.path}: {self.settings.cell} of shape (3, 3) is one cell, or the lengths of three boxes"
+            raise InputError(f"{problem}; write a matrix for each graph")
         return array.shape in ((3, 3), (3,))
 
     def geometry(self, graph: int) -> _Geometry:
@@ -241,17 +240,15 @@ class _Source:
         varying = [field for field in fields if not self.settings.is_shared(field, self.table)]
         species = [self.column(field.keys[0]) for field in varying if field.name == ATOMIC_NUMBERS]
         if times.shape != (self.graphs,) or times.dtype.kind not in "iuf":
-            raise InputError(
-                f"{self.path}: {TIME} has shape {times.shape} and dtype {times.dtype}; write a number for each frame, ({self.graphs},)"
-            )
+            problem = f"{self.path}: {TIME} has shape {times.shape} and dtype {times.dtype}"
+            raise InputError(f"{problem}; write a number for each frame, ({self.graphs},)")
         if (
             any(field.on == "edge" or field not in varying for field in fields if field.step)
             or len({*np.diff(self.nodes).tolist()}) > 1
             or any(np.ptp(one.reshape(self.graphs, -1), axis=0).any() for one in species)
         ):
-            raise InputError(
-                f"{self.path}: frames have the same nodes, and edges or an array that all frames share no step; leave step out"
-            )
+            problem = f"{self.path}: frames have the same nodes, and edges or an array that all frames share no step"
+            raise InputError(f"{problem}; leave step out")
         self.settings.check_times(times.astype(float).tolist(), str(self.path))
 
     def _check_rows(self, field: FieldSettings) -> None:
@@ -308,9 +305,8 @@ def _check_units(path: Path, settings: NpzBuild, stated: Table) -> None:
     settings.check_units({key: unit for key, unit in units.items() if unit_factor(unit, unit)}, str(path))
     declared = str(settings.attributes.get(LENGTH_UNIT, "Angstrom"))
     if settings.positions == "R" and abs((unit_factor(length, declared) or 1) - 1) > ROUNDING:
-        raise InputError(
-            f"{path}: R is in {length}, not {declared}; write [attributes] {LENGTH_UNIT} = {length!r}, with a cutoff in it"
-        )
+        problem = f"{path}: R is in {length}, not {declared}"
+        raise InputError(f"{problem}; write [attributes] {LENGTH_UNIT} = {length!r}, with a cutoff in it")
 
 
 def _offsets(path: Path, table: Table, name: str) -> Array:

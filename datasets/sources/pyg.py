@@ -60,9 +60,8 @@ class PygBuild(ObjectsBuild):
         elif (
             len({all(data.get(key) is None for key in ("edge_index", "adj_t", "_idx_i")) for data in (first, one)}) > 1
         ):
-            raise InputError(
-                f"{where} and the first graph: one has edge_index, and the other has not; give both one, of shape (2, 0) without edges"
-            )
+            problem = f"{where} and the first graph: one has edge_index, and the other has not"
+            raise InputError(f"{problem}; give both one, of shape (2, 0) without edges")
         masks = [key for key in MASKS if any(store.get(key) is not None for store in one.stores)]
         if masks and self.node_split is None and any(f.on == "node" and f.role == "target" for f in fields.values()):
             raise InputError(
@@ -100,9 +99,8 @@ def load_pyg(path: Path) -> list[Any]:
         with torch.serialization.safe_globals(classes):
             loaded = torch.load(path, weights_only=True, map_location="cpu")
     except UnpicklingError as error:
-        raise InputError(
-            f"{path} holds more than torch_geometric Data and tensors, and code from files is not run; save a plain list of Data"
-        ) from error
+        problem = f"{path} holds more than torch_geometric Data and tensors, and code from files is not run"
+        raise InputError(f"{problem}; save a plain list of Data") from error
     except (OSError, RuntimeError, EOFError, KeyError) as error:
         raise InputError(f"{path} cannot be read by torch.load ({error}); was it cut off?") from error
     if isinstance(loaded, tuple) and len(loaded) >= 2 and isinstance(loaded[0], dict):

@@ -70,9 +70,8 @@ def facts_of(ensemble: Ensemble) -> ExportFacts:
         )
     others = [field.name for field in ensemble.inputs if field.name != ATOMIC_NUMBERS]
     if others:
-        raise InputError(
-            f"the model reads {', '.join(others)} beside elements and positions, which exports do not carry; train one without"
-        )
+        problem = f"the model reads {', '.join(others)} beside elements and positions, which exports do not carry"
+        raise InputError(f"{problem}; train one without")
     potential, structures = EnsembleCalculator(ensemble, "record"), ensemble.structures
     if structures.max_neighbours is not None:
         raise InputError(

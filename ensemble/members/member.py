@@ -103,9 +103,8 @@ def check_members(members: Sequence[Member]) -> None:
         where = f"members {first.name} and {other.name}"
         if {target.name for target in first.targets} != {target.name for target in other.targets}:
             ours, theirs = (sorted(target.name for target in member.targets) for member in (first, other))
-            raise InputError(
-                f"{where} predict different fields ({', '.join(ours)} and {', '.join(theirs)}); choose runs that share them"
-            )
+            problem = f"{where} predict different fields ({', '.join(ours)} and {', '.join(theirs)})"
+            raise InputError(f"{problem}; choose runs that share them")
         for field in (target.field for target in first.targets):
             if other.model.fields[field.name] != field:
                 raise InputError(

@@ -52,9 +52,8 @@ class PredictionJob:
         if not self.out.name:
             raise InputError(f"--out {self.out}: name a file, such as predictions.h5")
         if (size := len(os.fsencode(self.out.name))) > LONGEST_NAME:
-            raise InputError(
-                f"--out: a name of {size} bytes is too long, since files beside it have longer ones; take at most {LONGEST_NAME}"
-            )
+            problem = f"--out: a name of {size} bytes is too long, since files beside it have longer ones"
+            raise InputError(f"{problem}; take at most {LONGEST_NAME}")
 
     def sink(self, ensemble: Ensemble) -> Sink:
         """Return the writer for the suffix of ``out``.

@@ -79,9 +79,8 @@ class Parts:
         names = sorted(path.name for path in self.folder.iterdir()) if self.folder.is_dir() else ["no folder"]
         foreign = [name for name in names if not name.startswith((".identity.json.", LOCK))]
         if foreign:
-            raise InputError(
-                f"{self.folder} holds {foreign[0]}, which belongs to no prediction; choose another --out, or move it away"
-            )
+            problem = f"{self.folder} holds {foreign[0]}, which belongs to no prediction"
+            raise InputError(f"{problem}; choose another --out, or move it away")
 
     @property
     def identity(self) -> Mapping[str, Any]:

@@ -210,9 +210,8 @@ def structures_for(ensemble: "Ensemble") -> Structures:
     if any(map(is_levels, others)):
         table = rule.get("coarsening") if isinstance(rule, Mapping) else None
         if table is None:
-            raise InputError(
-                "members pool, and the training store does not say how its levels were made; give a store, or a BUILD.toml"
-            )
+            fault = "members pool, and the training store does not say how its levels were made"
+            raise InputError(f"{fault}; give a store, or a BUILD.toml")
         coarsening = CoarseningSettings.parse(table, "the training store")
     declared: list[Any] = []
     if isinstance(rule, Mapping) and rule.get("kind") == "ase":

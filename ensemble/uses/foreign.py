@@ -94,9 +94,8 @@ class Baseline:
         spread = [target.name for target in run.targets if target.distribution is not Point]
         if others or spread:
             problem = f"predict {others[0]}" if others else f"give {spread[0]} a variance"
-            raise InputError(
-                f"baseline {name} is a calculator with an energy, forces and stress, and the runs also {problem}; choose runs that do not"
-            )
+            fault = f"baseline {name} is a calculator with an energy, forces and stress, and the runs also {problem}"
+            raise InputError(f"{fault}; choose runs that do not")
         self.inputs = [*dict.fromkeys([ATOMIC_NUMBERS, *run.model.inputs])]
         self.calculator = new_calculator(reference, f"baseline {name}")
         self.energies: dict[str, float] = {}
@@ -183,9 +182,8 @@ def aligned_baseline(name: str, reference: str, run: Member, store: GraphStore) 
                 pairs += [np.stack([own[forces].ravel(), graph[forces].double().numpy().ravel()])] if forces else []
         order = order[~np.isin(order, [*refused])]
         if len(refused) > len(shifts):
-            raise InputError(
-                f"{reference} {few_refusals(refused)}; these are more than half of {len(refused) + len(shifts)}; take another calculator"
-            )
+            problem = f"{reference} {few_refusals(refused)}; these are more than half of {len(refused) + len(shifts)}"
+            raise InputError(f"{problem}; take another calculator")
     check_scale(reference, pairs)
     numbers = sorted(shifts)
     species, counts = species[used := counts[numbers].any(axis=0)], counts[numbers][:, used]

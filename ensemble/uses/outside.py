@@ -48,9 +48,8 @@ def save_outside(module: Any, out: Path, data: Path | None = None) -> RunRecord:
     weights, expected = model.state_dict(), member.model.model.state_dict()
     for name, value in expected.items():
         if name not in weights or weights[name].shape != value.shape:
-            raise InputError(
-                f"{name} of the module is not {tuple(value.shape)} as in {member.name}; train the parameters it came with"
-            )
+            problem = f"{name} of the module is not {tuple(value.shape)} as in {member.name}"
+            raise InputError(f"{problem}; train the parameters it came with")
         if weights[name].is_meta or not bool(weights[name].isfinite().all()):
             raise InputError(
                 f"{name} of the module holds numbers that are not finite, or none; save it before it diverged"

@@ -180,9 +180,8 @@ def job_script(settings: CampaignSettings, chain: JobChain, out: Path, minutes: 
     job, log = _job_settings(settings), _file(chain, out, "log")
     stores = [path for _, place in places_of(settings) for path in paths_of(place)]
     if len(stores) > 1 and job.stage_data:
-        raise InputError(
-            f"{settings.source}: job.stage_data copies one store to the nodes, and there are {len(stores)}; leave it out"
-        )
+        problem = f"{settings.source}: job.stage_data copies one store to the nodes, and there are {len(stores)}"
+        raise InputError(f"{problem}; leave it out")
     if not re.fullmatch(WORD, str(log)):
         raise InputError(f"{out}: schedulers' directives hold no such path; use letters, digits and . _ - only")
     overrides = [word for assignment in chain.overrides for word in ("--set", assignment)]

@@ -381,9 +381,8 @@ class Architecture(nn.Module):
         Attention ``heads``, if there are any, divide the channels.
         """
         if settings.hidden_dim % (heads := getattr(settings, "heads", 1)):
-            raise InputError(
-                f"model.hidden_dim = {settings.hidden_dim} does not divide into model.heads = {heads}; choose a multiple"
-            )
+            problem = f"model.hidden_dim = {settings.hidden_dim} does not divide into model.heads = {heads}"
+            raise InputError(f"{problem}; choose a multiple")
 
     def __init_subclass__(cls, **more: Any) -> None:
         super().__init_subclass__(**more)

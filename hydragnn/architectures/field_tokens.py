@@ -200,6 +200,5 @@ class FieldTokensTransformer(Architecture):
                 )
         numbers = [field.name for field in fields if field.on == "graph" and not field.classes and field.width == 1]
         if settings.lead_time is not None and settings.lead_time not in numbers:
-            raise InputError(
-                f"model.lead_time = {settings.lead_time!r} is no input with one number per graph; {nearest(settings.lead_time, numbers)}"
-            )
+            problem = f"model.lead_time = {settings.lead_time!r} is no input with one number per graph"
+            raise InputError(f"{problem}; {nearest(settings.lead_time, numbers)}")

@@ -75,9 +75,8 @@ class MACESettings(GeometricSettings):
     @model_validator(mode="after")
     def _one_for_every_layer(self) -> "MACESettings":
         if isinstance(self.correlation, list) and len(self.correlation) != self.num_layers:
-            raise ValueError(
-                f"correlation has {len(self.correlation)} numbers for num_layers = {self.num_layers}; give one number for each layer, or one for all"
-            )
+            problem = f"correlation has {len(self.correlation)} numbers for num_layers = {self.num_layers}"
+            raise ValueError(f"{problem}; give one number for each layer, or one for all")
         return self
 
     def of_own_layers(self, layers: int) -> dict[str, Any]:
@@ -358,13 +357,11 @@ class MACE(Architecture):
     def check(cls, settings: MACESettings, spec: GraphSpec) -> None:
         """Refuse graphs outside of space, too high degrees, and endless products."""
         if spec.dim != 3:
-            raise InputError(
-                f"model {cls.kind} needs graphs in 3 dimensions, and these have {spec.dim}; choose an architecture that works in any"
-            )
+            problem = f"model {cls.kind} needs graphs in 3 dimensions, and these have {spec.dim}"
+            raise InputError(f"{problem}; choose an architecture that works in any")
         if max(settings.correlations) == 4 and settings.max_ell == 4:
-            raise InputError(
-                "model.correlation = 4 with model.max_ell = 4 are thousands of products at every node and channel; lower one of them to 3"
-            )
+            problem = "model.correlation = 4 with model.max_ell = 4 are thousands of products at every node and channel"
+            raise InputError(f"{problem}; lower one of them to 3")
         if settings.distance_transform is not None and spec.statistics is not None:
             if not (species := spec.statistics.species):
                 raise InputError(
@@ -372,10 +369,8 @@ class MACE(Architecture):
                 )
             unknown = [z for z in species if not 1 <= z <= ELEMENTS_WITH_RADIUS]
             if unknown:
-                raise InputError(
-                    f"model.distance_transform needs covalent radii, and atomic number {unknown[0]} has none; leave it out"
-                )
+                problem = f"model.distance_transform needs covalent radii, and atomic number {unknown[0]} has none"
+                raise InputError(f"{problem}; leave it out")
         if settings.hidden_l > settings.max_ell:
-            raise InputError(
-                f"model.hidden_l = {settings.hidden_l} is above model.max_ell = {settings.max_ell}; lower it, or raise max_ell"
-            )
+            problem = f"model.hidden_l = {settings.hidden_l} is above model.max_ell = {settings.max_ell}"
+            raise InputError(f"{problem}; lower it, or raise max_ell")

@@ -282,6 +282,5 @@ class TensorNet(base.Architecture):
     def check(cls, settings: TensorNetSettings, spec: base.GraphSpec) -> None:
         """Refuse graphs that do not lie in space."""
         if spec.dim != 3:
-            raise InputError(
-                f"model {cls.kind} needs graphs in 3 dimensions, and these have {spec.dim}; choose an architecture that works in any"
-            )
+            problem = f"model {cls.kind} needs graphs in 3 dimensions, and these have {spec.dim}"
+            raise InputError(f"{problem}; choose an architecture that works in any")

@@ -330,9 +330,8 @@ def alone_in_folder(folder: Path, what: str) -> Iterator[None]:
 def check_no_link(path: Path) -> None:
     """Raise InputError for a symbolic link, which would redirect what is written."""
     if path.is_symlink():
-        raise InputError(
-            f"{path} is a symbolic link, and nothing is written through one; put what it points to in its place, or delete it"
-        )
+        problem = f"{path} is a symbolic link, and nothing is written through one"
+        raise InputError(f"{problem}; put what it points to in its place, or delete it")
 
 
 def open_regular(path: Path | str, flags: int = os.O_RDONLY) -> int:

@@ -260,12 +260,10 @@ def plain_table(table: Mapping[str, Any]) -> dict[str, Any]:
             reference = f"{value.__module__}:{value.__qualname__}"
             if REFERENCE.fullmatch(reference) and value.__module__ != "__main__":
                 return reference
-            raise InputError(
-                f"the configuration holds {value!r:.80}, which other processes cannot import; put it into a module, and import it from there"
-            )
-        raise InputError(
-            f"the configuration holds {value!r:.80}, a {type(value).__name__}; give numbers, texts, paths, lists and tables"
-        )
+            problem = f"the configuration holds {value!r:.80}, which other processes cannot import"
+            raise InputError(f"{problem}; put it into a module, and import it from there")
+        problem = f"the configuration holds {value!r:.80}, a {type(value).__name__}"
+        raise InputError(f"{problem}; give numbers, texts, paths, lists and tables")
 
     try:
         result: dict[str, Any] = json.loads(json.dumps(table, default=plain))

@@ -180,9 +180,8 @@ class GraphGroup:
             cutter = replace(self.cutter, node_cost=model.description.architecture.node_cost)
             result = shared_prediction(model, batch, cutter)
         except (InputError, MemoryError, torch.OutOfMemoryError) as error:
-            raise Interrupted(
-                f"a rank could not compute its part of a batch: {error}; let more ranks share a graph, then add --resume"
-            ) from error
+            problem = f"a rank could not compute its part of a batch: {error}"
+            raise Interrupted(f"{problem}; let more ranks share a graph, then add --resume") from error
         self._is_computing = False
         return result
 

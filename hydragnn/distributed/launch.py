@@ -174,9 +174,8 @@ def _number(environment: Mapping[str, str], name: str, absent: int | None = None
         return absent
     if not text.isascii() or not text.isdigit() or (below is not None and int(text) >= below):
         more = "" if below is None else f" below {below}"
-        raise LaunchError(
-            f"{name}={text} is in the environment, where launchers write a number{more}; if none started this process, unset {name}"
-        )
+        problem = f"{name}={text} is in the environment, where launchers write a number{more}"
+        raise LaunchError(f"{problem}; if none started this process, unset {name}")
     return int(text)
 
 
@@ -232,9 +231,8 @@ def on_interfaces(gloo: str, nccl: str) -> Iterator[None]:
     """
     variables, names = environment(), {name for _, name in socket.if_nameindex()}
     if missing := {*filter(None, variables.get(_INTERFACES[0], "").split(","))} - names:
-        raise LaunchError(
-            f"{_INTERFACES[0]} is {', '.join(missing)}, but {host_name()} has {', '.join(sorted(names))}; name one of these or unset it"
-        )
+        problem = f"{_INTERFACES[0]} is {', '.join(missing)}, but {host_name()} has {', '.join(sorted(names))}"
+        raise LaunchError(f"{problem}; name one of these or unset it")
     changes = {name: value for name, value in zip(_INTERFACES, (gloo, nccl)) if value and not variables.get(name)}
     with changed_environment(changes):
         yield

@@ -80,9 +80,8 @@ def write_run(model: Imported, data: Path | None, out: Path, home: Path) -> Metr
     """
     reading, settings, module = model.reading, model.settings, model.module
     if wrong := [name for name, one in module.state_dict().items() if not one.isfinite().all()]:
-        raise InputError(
-            f"{model.files.checkpoint} has NaN or infinite numbers in {wrong[0]}: its training diverged; import an earlier epoch"
-        )
+        problem = f"{model.files.checkpoint} has NaN or infinite numbers in {wrong[0]}: its training diverged"
+        raise InputError(f"{problem}; import an earlier epoch")
     dtype = next(module.parameters()).dtype
     public = {
         "kind": KIND,

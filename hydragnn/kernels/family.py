@@ -147,9 +147,8 @@ def check_items(items: Sequence[str], tensors: Sequence[Tensor], structure: Any)
     for what, tensor in zip(items, tensors, strict=True):
         count = getattr(structure, f"num_{what}")
         if tensor.shape[0] != count:
-            raise ValueError(
-                f"a tensor of shape {list(tensor.shape)} goes with {count} {what} of {structure}; it needs one item for each"
-            )
+            problem = f"a tensor of shape {list(tensor.shape)} goes with {count} {what} of {structure}"
+            raise ValueError(f"{problem}; it needs one item for each")
     if structure.senders.is_cpu and not is_accelerated("cpu"):
         _ = structure.largest_ends
 

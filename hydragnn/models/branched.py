@@ -109,9 +109,8 @@ def check_shared(branches: Mapping[str, tuple[int, Sequence[Field]]]) -> None:
     ours = {field.name: field for field in inputs}
     for name, (other_dim, other_inputs) in others:
         if other_dim != dim:
-            raise InputError(
-                f"branch {first} has graphs of dimension {dim} and branch {name} of {other_dim}; one trunk reads one dimension"
-            )
+            problem = f"branch {first} has graphs of dimension {dim} and branch {name} of {other_dim}"
+            raise InputError(f"{problem}; one trunk reads one dimension")
         theirs = {field.name: field for field in other_inputs}
         for missing in sorted(ours.keys() ^ theirs.keys()):
             has, lacks = (first, name) if missing in ours else (name, first)

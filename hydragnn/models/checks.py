@@ -80,16 +80,14 @@ def _check_encoder(description: ModelDescription, measured: bool) -> None:
     architecture, model = description.architecture, description.model
     kind = model.kind
     if architecture.requires & GEOMETRY and not description.dim:
-        raise InputError(
-            f"model {kind} needs positions, and these graphs have none; use one of {_kinds(lambda a: not a.requires & GEOMETRY)}"
-        )
+        fault = f"model {kind} needs positions, and these graphs have none"
+        raise InputError(f"{fault}; use one of {_kinds(lambda a: not a.requires & GEOMETRY)}")
     if "species" in architecture.requires and ATOMIC_NUMBERS not in description.inputs:
         raise InputError(f"model {kind} needs the node field {ATOMIC_NUMBERS} among its inputs; add it to the store")
     _check_pooling(description)
     if measured and architecture.needs and description.statistics is None:
-        raise InputError(
-            f"model {kind} needs {', '.join(sorted(architecture.needs))} of the training part; pass degree_statistics(batches)"
-        )
+        fault = f"model {kind} needs {', '.join(sorted(architecture.needs))} of the training part"
+        raise InputError(f"{fault}; pass degree_statistics(batches)")
     for name in description.kind_fields:
         field = description.fields.get(name)
         if field is None or name not in description.inputs or field.on != "edge" or not field.classes or field.shape:
@@ -123,9 +121,8 @@ def _check_pooling(description: ModelDescription) -> None:
             "hydragnn.graphs.with_contracted_levels"
         )
     if field.shape[0] < model.pooling.levels:
-        raise InputError(
-            f"model.pooling.levels = {model.pooling.levels}, and the store has {field.shape[0]}; make more levels, or use fewer"
-        )
+        problem = f"model.pooling.levels = {model.pooling.levels}, and the store has {field.shape[0]}"
+        raise InputError(f"{problem}; make more levels, or use fewer")
 
 
 def _check_attention(attention: GlobalAttentionSettings, description: ModelDescription) -> None:
@@ -177,9 +174,8 @@ def _check_head(head: HeadSettings, description: ModelDescription) -> None:
         if target.total:
             _check_total(field, target.total, description)
     if field.on == "edge" and not description.edges:
-        raise InputError(
-            f"head {field.name}: it predicts edges, and data.edges = false takes them all away; leave data.edges out, or the head"
-        )
+        problem = f"head {field.name}: it predicts edges, and data.edges = false takes them all away"
+        raise InputError(f"{problem}; leave data.edges out, or the head")
     if head.derivatives:
         _check_derivatives(field, head.derivatives, description)
 
@@ -191,9 +187,8 @@ def _check_distribution(target: Target) -> None:
         raise InputError(f"head {target.name}: {kind!r} names another distribution than {name}; correct its kind")
     family = Categorical if target.field.classes else Number
     if not issubclass(target.distribution, family):
-        raise InputError(
-            f"head {target.name}: {name} is no distribution of its field; derive it from hydragnn.models.{family.__name__}"
-        )
+        problem = f"head {target.name}: {name} is no distribution of its field"
+        raise InputError(f"{problem}; derive it from hydragnn.models.{family.__name__}")
 
 
 def _check_number(field: Field, key: str, name: str, on: str, description: ModelDescription) -> Field:
@@ -203,9 +198,8 @@ def _check_number(field: Field, key: str, name: str, on: str, description: Model
         numbers = [one.name for one in description.input_fields if one.on == on and not one.classes]
         raise InputError(f"head {field.name}: {key} = {name!r} is no numeric {on} input; {nearest(name, numbers)}")
     if other.width != field.width or (on == "node" and other.shape != field.shape):
-        raise InputError(
-            f"head {field.name}: {key} = {name!r} has shape {other.shape}, the field {field.shape}; declare both with one shape"
-        )
+        problem = f"head {field.name}: {key} = {name!r} has shape {other.shape}, the field {field.shape}"
+        raise InputError(f"{problem}; declare both with one shape")
     return other
 
 

@@ -215,9 +215,8 @@ def check_meaning(batch: GraphBatch, expected: Field) -> None:
         factor = unit_factor(actual.unit, expected.unit)
         if factor is None or abs(factor - 1) > CLOSE:
             by = "" if factor is None else f", by scale = {factor:.8g} in its build file"
-            raise InputError(
-                f"field {actual.name} is in {actual.unit}, but the model was trained in {expected.unit}; convert the values{by}"
-            )
+            problem = f"field {actual.name} is in {actual.unit}, but the model was trained in {expected.unit}"
+            raise InputError(f"{problem}; convert the values{by}")
     values = batch[actual.name]
     if expected.classes and values.numel() and not (0 <= int(values.min()) <= int(values.max()) < expected.classes):
         raise InputError(

@@ -88,9 +88,8 @@ def check_alike(plan: RunPlan, ranks: Ranks) -> None:
     for what, column in zip(("another configuration", "other data"), columns):
         other = next((rank for rank, number in enumerate(column) if number != column[0]), None)
         if other is not None:
-            raise InputError(
-                f"rank {other} of {ranks.size} reads {what} than rank 0; give all nodes the same files, and copy again what was copied"
-            )
+            problem = f"rank {other} of {ranks.size} reads {what} than rank 0"
+            raise InputError(f"{problem}; give all nodes the same files, and copy again what was copied")
 
 
 def placement_on(mesh: Mesh, plan: RunPlan, placement: DevicePlacement) -> DevicePlacement:

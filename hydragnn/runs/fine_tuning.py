@@ -125,9 +125,8 @@ def check_fits(settings: StartSettings, old: ModelDescription, new: ModelDescrip
         if words := difference(one, other):
             raise InputError(f"input {one.name} means something else in {settings.model}: {words}; convert the store")
     if lost := [name for name in old.optional_inputs if name not in new.optional_inputs]:
-        raise InputError(
-            f"model.optional_inputs lacks {', '.join(lost)}, which graphs of the start {settings.model} may lack; add them"
-        )
+        problem = f"model.optional_inputs lacks {', '.join(lost)}, which graphs of the start {settings.model} may lack"
+        raise InputError(f"{problem}; add them")
     if settings.freeze > old.model.num_layers:
         raise InputError(f"start.freeze = {settings.freeze}, and the model has {old.model.num_layers} layers; lower it")
 

@@ -89,9 +89,8 @@ def check_folder(config: dict[str, Any], out: Path, resume: bool) -> None:
         raise InputError(f"{out} holds no run to resume; leave out --resume to begin one")
     saved = stored_config(out / "config.json").to_json()
     if files.read_json(out / "config.json").get("batch", {}).get("budget") == "auto":
-        raise InputError(
-            f'{out} was begun with batch.budget = "auto", which is gone; begin a new run with batch.max_graphs in another folder'
-        )
+        fault = f'{out} was begun with batch.budget = "auto", which is gone'
+        raise InputError(f"{fault}; begin a new run with batch.max_graphs in another folder")
     changed = differences(essential(saved), essential(config))
     if changed:
         problem = f"{out} was begun with another configuration ({', '.join(changed[:3])})"
@@ -174,9 +173,8 @@ def trained_config(run: Path) -> AnyConfig:
         trained = parse_config(record.config, f"{run / 'record.json'}")
         changed = differences(decisive(trained.to_json()), decisive(config.to_json()))
         if changed:
-            raise InputError(
-                f"{run / 'config.json'} is not what was trained, as record.json has it ({', '.join(changed[:3])}); copy the run again"
-            )
+            problem = f"{run / 'config.json'} is not what was trained, as record.json has it ({', '.join(changed[:3])})"
+            raise InputError(f"{problem}; copy the run again")
     return config
 
 

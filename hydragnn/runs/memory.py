@@ -51,9 +51,8 @@ def within_memory(run: Assembly, plan: RunPlan, ranks: Ranks, heartbeat: Callabl
     fixed = size_of_state(run) + sum(map(size_of_levels, run.data.branches, models))
     fixed, limit = (abs(int(value)) for value in ranks.largest(fixed, -limit))
     if fixed >= limit:
-        raise InputError(
-            f"weights, optimizer and validation part alone take {in_words(fixed)} of {in_words(limit)}; give more memory"
-        )
+        problem = f"weights, optimizer and validation part alone take {in_words(fixed)} of {in_words(limit)}"
+        raise InputError(f"{problem}; give more memory")
     if run.context.settings.graphs == "on":
         limit = int(fixed + (limit - fixed) / RECORDED)
     attention = models[0].model.global_attention

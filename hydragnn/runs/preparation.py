@@ -270,9 +270,8 @@ def branch_data(draft: Draft, reading: Reading) -> BranchData:
     needed = with_elements([*plan.model.fields], normalisation)
     shares = reading.batches(store, split.valid, shuffle=False, fields=needed, window=window)
     if plan.weight * (steps := train.steps(0)) < 1:
-        raise InputError(
-            f"weight = {float(plan.weight):g} leaves an epoch less than one of its {steps} batches; raise it to {1 / steps:.2g} or more"
-        )
+        problem = f"weight = {float(plan.weight):g} leaves an epoch less than one of its {steps} batches"
+        raise InputError(f"{problem}; raise it to {1 / steps:.2g} or more")
     reading.heartbeat()
     return BranchData(
         name=plan.settings.name,

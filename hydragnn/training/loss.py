@@ -54,9 +54,8 @@ def point_loss(name: str) -> Callable[[Tensor], Tensor]:
         values = checked_loss(errors)
         slope = torch.autograd.grad(values.sum(), errors)[0]
     if not bool(values.isfinite().all() and slope.isfinite().all() and slope.any()):
-        raise InputError(
-            f"heads.loss = {name!r} has no finite slope for errors from -3 to 3 ({slope.tolist()}); return one that is smooth at 0"
-        )
+        problem = f"heads.loss = {name!r} has no finite slope for errors from -3 to 3 ({slope.tolist()})"
+        raise InputError(f"{problem}; return one that is smooth at 0")
     if values[3] > values.min():
         raise InputError(f"heads.loss = {name!r} is {values.tolist()} for errors from -3 to 3; it must be least at 0")
     return checked_loss

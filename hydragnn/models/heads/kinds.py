@@ -260,9 +260,8 @@ class EnergyHeadSettings(_NumberHead):
     @classmethod
     def _are_of_elements(cls, value: Any) -> Any:
         if isinstance(value, str):
-            raise ValueError(
-                f"{value!r} was read by no configuration file, from whose folder paths count; give a table of one energy per element"
-            )
+            problem = f"{value!r} was read by no configuration file, from whose folder paths count"
+            raise ValueError(f"{problem}; give a table of one energy per element")
         if not isinstance(value, dict):
             return value
         are_numbers = [isinstance(one, int | float) and not isinstance(one, bool) for one in value.values()]
@@ -408,9 +407,8 @@ class ClassesHeadSettings(_ItemHead):
                 f'kind = "scalar"'
             )
         if isinstance(self.class_weights, list) and len(self.class_weights) != field.classes:
-            raise InputError(
-                f"head {field.name}: {len(self.class_weights)} class_weights for {field.classes} classes; give one per class"
-            )
+            problem = f"head {field.name}: {len(self.class_weights)} class_weights for {field.classes} classes"
+            raise InputError(f"{problem}; give one per class")
         _refuse_keys_of_other_places(self, field)
 
 
@@ -432,6 +430,5 @@ def _refuse_keys_of_other_places(head: HeadSettings, field: Field) -> None:
     for place, keys in _PLACES.items():
         misplaced = [key for key in keys if place != field.on and getattr(head, key, None)]
         if misplaced:
-            raise InputError(
-                f"head {field.name}: {misplaced[0]} is for {place} fields, and {field.name} lies on {field.on}s; remove it"
-            )
+            problem = f"head {field.name}: {misplaced[0]} is for {place} fields, and {field.name} lies on {field.on}s"
+            raise InputError(f"{problem}; remove it")
