@@ -11,7 +11,7 @@ from torch import Tensor
 from hydragnn import kernels
 from hydragnn.base.errors import InputError
 from hydragnn.graphs.coarse import Level, Merging
-from hydragnn.kernels import Topology, spread
+from hydragnn.kernels import Topology, pairs_of, spread
 from hydragnn.layers.halo import HaloExchange
 from hydragnn.layers.radial import RadialFeatures
 
@@ -172,7 +172,7 @@ class MessageGraph:
         vectors = self.vectors
         if vectors is None or self.basis is None or self.edge_features is not None:
             return None
-        return self.once("pairs", lambda: kernels.pairs_of(vectors, self.topology))
+        return self.once("pairs", lambda: pairs_of(vectors, self.topology))
 
     @property
     def sharing(self) -> Topology:
