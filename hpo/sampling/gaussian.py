@@ -66,10 +66,13 @@ LIKELY = (-2.0, 0.0, -4.0)
 DRAWS = 64
 """Directions, each with an outcome of its own, that a request draws for several objectives."""
 
-REACH = 0.2
-"""Distance beyond the front at which objectives still count.
+REACH, FAR = 0.2, 2.0
+"""Distances beyond the front at which objectives still count, for most requests and for few.
 
-It is a logarithm, in widths of the front; less gives up its ends."""
+They are logarithms, in widths of the front. A front that is narrow at first stays so with the near one alone."""
+
+FEW = 0.2
+"""Share of the requests that look far."""
 
 
 class Coordinates:
@@ -195,7 +198,7 @@ def normal_scores(trials: Sequence[Trial]) -> Matrix:
     return np.asarray(scores / (scores.std() or 1.0))
 
 
-def goal_scores(trials: Sequence[Trial], bounds: Bounds) -> tuple[Matrix, Matrix]:
+def goal_scores(trials: Sequence[Trial], bounds: Bounds, reach: float = REACH) -> tuple[Matrix, Matrix]:
     """Return scores of trials by objective, and the largest that count.
 
     Objectives go from 0 to 1 along the front, and beyond it by their logarithm; what failed is as bad as the worst.
@@ -211,8 +214,8 @@ def goal_scores(trials: Sequence[Trial], bounds: Bounds) -> tuple[Matrix, Matrix
     rows = [values[t.number] if t.number in numbers else (math.inf,) * len(bounds) for t in trials]
     scaled = (np.array([[math.inf if bound is None else bound for bound in bounds], *rows]) - least) / width
     scaled = np.minimum(scaled, 1.0) + np.log(np.maximum(scaled, 1.0))
-    ends, scaled = np.minimum(scaled[0], 1 + REACH), scaled[1:]
-    worst = np.max(scaled, axis=0, initial=1 + REACH, where=np.isfinite(scaled))
+    ends, scaled = np.minimum(scaled[0], 1 + reach), scaled[1:]
+    worst = np.max(scaled, axis=0, initial=1 + reach, where=np.isfinite(scaled))
     scaled = np.where(np.isfinite(scaled), scaled, worst)
     mean, spread = scaled.mean(0), np.where(scaled.std(0) > 0, scaled.std(0), 1.0)
     return (scaled - mean) / spread, (ends - mean) / spread
@@ -263,7 +266,8 @@ class Outlook:
         finished = [trial for trial in trials if trial.results or trial.status == "failed"]
         observed = self._coordinates.of([trial.values for trial in finished])
         pending = self._coordinates.of([t.values for t in trials if not t.results and t.status != "failed"])
-        scores, self._ends = goal_scores(finished, bounds)
+        far = len(bounds) > 1 and generator.random() < FEW
+        scores, self._ends = goal_scores(finished, bounds, FAR if far else REACH)
         parameter_of = self._coordinates.parameter_of
         passed = np.array([len(trial.results) for trial in finished])
         levels = np.where([trial.status == "finished" for trial in finished], 0, passed.max() - passed)

@@ -33,6 +33,9 @@ Changes = dict[str, Any]
 
 Written = dict[str, Raw]  # changes as a journal has them: the JSON text of each by its name
 
+DELAY = 2
+"""Results at a rung for every promotion from it, of several objectives."""
+
 TrialStatus = Literal["asked", "waiting", "running", "paused", "finished", "failed", "lost"]
 
 
@@ -183,10 +186,16 @@ class Rung:
     def promotable(self, reduction: int) -> int:
         """Return how many resting trials are of the best ``1 / reduction``.
 
-        Asynchronous halving (Li et al. 2020, arXiv:1810.05934, algorithm 2); with a reduction of 1 all trials go on.
+        Asynchronous halving (Li et al. 2020, arXiv:1810.05934, algorithm 2); with a reduction of 1 all trials go on. Of several
+        objectives nearly every new result is at first at one end of the front: promotions wait for others
+        (Li et al. 2022, arXiv:2201.06834).
         """
-        limit = len(self.reached) // reduction
-        return len(self.paused) if limit == len(self.reached) else bisect_left(self.paused, self.reached[limit])
+        count = len(self.reached)
+        if (limit := count // reduction) == count:
+            return len(self.paused)
+        best = bisect_left(self.paused, self.reached[limit])
+        gone = count - len(self.paused)
+        return max(0, min(best, count // DELAY - gone)) if self.bounds else best
 
 
 class State(Struct, kw_only=True, eq=False):

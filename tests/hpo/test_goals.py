@@ -22,11 +22,12 @@ from hydragnn.hpo.fronts import distances, front_numbers, front_of, hypervolume,
 from hydragnn.hpo.launching.launcher import Exit, Task
 from hydragnn.hpo.launching.verdict import verdict
 from hydragnn.hpo.objective import check_bounds
-from hydragnn.hpo.sampling.gaussian import goal_scores
+from hydragnn.hpo.sampling.gaussian import FAR, REACH, goal_scores
 from hydragnn.hpo.sampling.sampler import History, foreseen, proposals, sampler_class
 from hydragnn.hpo.sampling.tpe import ParzenEstimators
 from hydragnn.hpo.scheduling.events import Opened, Plan, Proposed, Reached, Start
 from hydragnn.hpo.scheduling.scheduler import State, Trial
+from hydragnn.hpo.scheduling.state import Rung
 from hydragnn.hpo.space.points import Point, is_point, point_key, space_of
 from hydragnn.hpo.status.facts import campaign_status
 from hydragnn.hpo.status.view import status_rows
@@ -292,7 +293,7 @@ def test_the_report_draws_the_front(search: Search, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("sampler", ["gp", "tpe"])
 def test_runs_that_stop_early_and_budgets_of_time_change_no_front(search: Search, tmp_path: Path, sampler: str) -> None:
-    table: dict[str, Any] = {"objective": GOALS, "sampler": sampler, "trials": 12, "rungs": [1, 3], "fault": "early"}
+    table: dict[str, Any] = {"objective": GOALS, "sampler": sampler, "trials": 18, "rungs": [1, 3], "fault": "early"}
     whole = search("whole", **table)
     for number, seconds in enumerate((1.0, 2.5, 3600.0)):
         result = search("c", resume=number > 0, pause=0.1, max_hours=seconds / 3600, grace_seconds=0.5, **table)
@@ -450,3 +451,25 @@ def test_the_volume_grows_with_every_end_of_a_front_and_beside_a_constant() -> N
 def test_a_constant_objective_changes_nothing(search: Search, tmp_path: Path) -> None:
     result = search("c", objective=["valid/loss", "throughput"], trials=8, sampler="gp")
     assert result.status == "finished" and len(result.front) == 1
+
+
+def test_far_requests_count_what_costs_several_widths_of_the_front() -> None:
+    trials = [trial(0, (1.0, 1.0)), trial(1, (0.9, 2.0)), trial(2, (0.5, 5.0)), trial(3, (9.0, 5.0))]
+    narrow = [trial(0, (1.0, 1.0)), trial(1, (0.9, 2.0)), trial(2, (1.5, 5.0))]  # the third is dominated
+    for reach, counts in ((REACH, False), (FAR, True)):
+        scores, ends = goal_scores(narrow, (None, None), reach)
+        assert (scores[2, 1] < ends[1]) == counts
+        scores, ends = goal_scores(trials, (None, None), reach)
+        assert (scores[:3] < ends).all()
+
+
+def test_promotions_wait_for_results_where_each_is_at_an_end_of_the_front() -> None:
+    first, later = Rung(bounds=(None, None)), list[int]()
+    for number in range(90):
+        first.reach(number, (-1.0 * number, 1.0 * number))  # none dominates another
+        first.rest(number, 0.0)
+        for _ in range(first.promotable(reduction=3)):
+            first.leave(first.paused[0][1], 0.0)
+            later.append(number + 1)
+    assert all(results >= 2 * count for count, results in enumerate(later, 1))
+    assert len(later) >= 30  # as many as halving lets go on when it knows all results
