@@ -1,7 +1,7 @@
 """Databases of ASE and runs of VASP, with what ASE leaves out."""
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from itertools import islice
@@ -137,6 +137,18 @@ def _steps_of_xml(content: bytes, path: Path) -> list[bool | None]:
         most == 1 and start > 0
     )  # steps whose one iteration is enough; counts of response functions are more than NELM
     return [(count != most or number < first) if count else None for number, count in enumerate(counts)]
+
+
+def check_counts(count: int, lines: Sequence[str], path: Path) -> None:
+    """Check that no position follows those that a POSCAR counts."""
+    modes = [
+        number for number, line in enumerate(lines) if number > 5 and re.match(r"\s*[a-rt-z]", line, re.IGNORECASE)
+    ]
+    place = modes[0] + 1 + count if modes else len(lines)
+    if re.match(r"(\s*[-+]?\d*\.\d*(e[-+]\d+)?){3}", "".join(lines[place : place + 1]), re.IGNORECASE):
+        raise InputError(
+            f"{path}: line {place + 1} has a position beyond the {count} that are counted; correct the counts, or leave a line empty before velocities"
+        )
 
 
 def with_energy(atoms: Any, path: Path) -> Any:

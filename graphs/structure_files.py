@@ -12,7 +12,7 @@ from typing import Any
 
 from hydragnn.base.errors import InputError
 from hydragnn.base.limits import check_readable
-from hydragnn.graphs.calculation_files import converged_steps, failure, rows_of, with_energy
+from hydragnn.graphs.calculation_files import check_counts, converged_steps, failure, rows_of, with_energy
 from hydragnn.graphs.lammps_files import NO_ELEMENTS, frames_of_dump
 from hydragnn.graphs.molecule_files import is_qm9, molecule_of_qm9, molecules_of_sdf
 from hydragnn.graphs.pymatgen_json import is_pymatgen, pymatgen_structures
@@ -95,7 +95,11 @@ def structures_of(
             atoms.calc.results.pop("energy", None)  # a zero that ASE puts there
         if not next(converged, True):
             atoms.calc = None
-        yield with_energy(atoms, path) if kind == "vasp" else atoms
+        if kind == "vasp":
+            with open_with_compression(str(path), "r") as file:
+                check_counts(len(atoms), [*file], path)
+            atoms = with_energy(atoms, path)
+        yield atoms
 
 
 def frames_of_xyz(lines: Iterable[str]) -> Iterator[str]:

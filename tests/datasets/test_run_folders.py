@@ -89,6 +89,16 @@ def test_steps_of_vasp_that_did_not_converge_are_left_out(file: str, tmp_path: P
     assert [note[-2:] for note in store_info(tmp_path / "both.h5").notes[:2]] == ["#1", "-2"]
 
 
+def test_positions_beyond_those_that_a_poscar_counts_are_refused(tmp_path: Path) -> None:
+    ase.io.write(tmp_path / "a.vasp", bulk("Cu", cubic=True), format="vasp", direct=True)
+    text = (tmp_path / "a.vasp").read_text()
+    for velocities in ("", " \n" + 4 * "  0.1 0.2 0.3\n", "Cartesian\n" + 4 * "  0.1 0.2 0.3\n"):
+        (tmp_path / "a.vasp").write_text(text + velocities)
+        assert len(built(tmp_path, **ASE, files=["a.vasp"], fields=[]).positions) == 4
+    (tmp_path / "b.vasp").write_text(text.replace("\n   4\n", "\n   3\n"))
+    refused(tmp_path, "b.vasp: line 12 has a position beyond the 3", **ASE, files=["b.vasp"], fields=[])
+
+
 def test_a_damaged_file_beside_an_outcar_is_the_one_that_is_named(tmp_path: Path) -> None:
     shutil.copy(VASP / "OUTCAR_example_1", tmp_path / "OUTCAR")
     (tmp_path / "CONTCAR").write_text("Cut\n1.0\n 1 0 0\n 0 1")
