@@ -72,7 +72,7 @@ REACH, FAR = 0.2, 2.0
 They are logarithms, in widths of the front. A front that is narrow at first stays so with the near one alone."""
 
 FEW = 0.2
-"""Share of the requests that look far."""
+"""Share of the requests with two objectives that look far; with more, they only find less."""
 
 
 class Coordinates:
@@ -266,7 +266,7 @@ class Outlook:
         finished = [trial for trial in trials if trial.results or trial.status == "failed"]
         observed = self._coordinates.of([trial.values for trial in finished])
         pending = self._coordinates.of([t.values for t in trials if not t.results and t.status != "failed"])
-        far = len(bounds) > 1 and generator.random() < FEW
+        far = len(bounds) == 2 and generator.random() < FEW
         scores, self._ends = goal_scores(finished, bounds, FAR if far else REACH)
         parameter_of = self._coordinates.parameter_of
         passed = np.array([len(trial.results) for trial in finished])
