@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from hydragnn import datasets
 from hydragnn.base.errors import InputError
 from hydragnn.base.files import read_json
 from hydragnn.config import RunConfig
@@ -60,7 +61,7 @@ def batches(run: Assembly) -> list[dict[str, torch.Tensor]]:
 
 
 def forbid(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    module = preparation if hasattr(preparation, name) else graph_statistics
+    module = next(one for one in (preparation, graph_statistics, datasets) if hasattr(one, name))
     monkeypatch.setattr(module, name, Mock(side_effect=AssertionError(f"{name} was called again")))
 
 
