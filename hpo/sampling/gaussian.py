@@ -72,7 +72,7 @@ REACH, FAR = 0.2, 2.0
 They are logarithms, in widths of the front. A front that is narrow at first stays so with the near one alone."""
 
 FEW = 0.2
-"""Share of the requests with two objectives that look far; with more, they only find less."""
+"""Share of the requests with two objectives that look far; with three, such requests found less."""
 
 
 class Coordinates:
