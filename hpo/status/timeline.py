@@ -124,7 +124,7 @@ class NodeHours:
     failed: float
     """Attempts whose failure is an answer about the configuration."""
     faults: float
-    """What faults of the machine and ends of controllers destroyed."""
+    """Work lost to faults of the machine and ends of controllers."""
     out: float
     """Nodes that were probed or in quarantine."""
     idle: float
