@@ -28,7 +28,7 @@ def graphs_in(data: Any) -> Iterator[Any]:
     Batches of torch_geometric are taken apart, and a loader stands for its data set. InputError for anything else.
     """
     data = _data_set(data) if isinstance(data, DataLoader) else data
-    data = [data] if library_of(data) else data
+    data = [data] if library_of(data) or hasattr(data, "data_vars") else data  # the latter are of xarray
     shown = " ".join(f"{data!r:.60}".split())
     sized = hasattr(data, "__getitem__") and hasattr(data, "__len__")
     series = hasattr(data, "__getitem__") or hasattr(data, "__iter__")
@@ -47,10 +47,8 @@ def graphs_in(data: Any) -> Iterator[Any]:
         if library_of(one) != "torch_geometric" or not hasattr(one, "to_data_list"):
             yield snapshot(one) if library_of(one) == "ase" and not sized else one  # which a generator may move on
             continue
-        try:
+        with as_input_error(f"batch {number} of the data cannot be taken apart", "give its graphs"):
             yield from one.to_data_list()
-        except (RuntimeError, AttributeError) as error:
-            raise InputError(f"batch {number} of the data cannot be taken apart ({error}); give its graphs") from error
 
 
 def _data_set(loader: Any) -> Any:

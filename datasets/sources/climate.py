@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from math import prod
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -20,8 +20,16 @@ from hydragnn.graphs.field import Location
 from hydragnn.graphs.problems import ROUNDING
 from hydragnn.graphs.sphere import SphereMesh, grid_mesh, vectors_of
 
-GEOMETRY = ("volume", "normal", "latitude", "longitude", "direction")
-"""Keys of fields that the grid gives, on nodes but for the direction of edges."""
+GEOMETRY: dict[str, Callable[[SphereMesh], Any]] = {
+    "volume": lambda mesh: mesh.areas,
+    "normal": lambda mesh: mesh.positions,
+    "latitude": lambda mesh: np.degrees(np.arctan2(mesh.positions[:, 2], np.hypot(*mesh.positions.T[:2]))),
+    "longitude": lambda mesh: np.degrees(np.arctan2(*mesh.positions.T[1::-1])) % 360,
+    "direction": lambda mesh: (
+        (along := np.subtract(*mesh.positions[mesh.edges])) / np.linalg.norm(along, axis=1, keepdims=True)
+    ),
+}
+"""Fields that the grid gives, on nodes but for the direction of edges, by their keys."""
 
 STATIC, IRREGULAR = -np.inf, 0.2
 """Time of what does not change; share of unequal steps from which times have no usual one."""
@@ -128,7 +136,7 @@ class ClimateBuild(ObjectsBuild):
         for field in self.fields:
             key, moment = field.keys[0], times[number + field.step]
             if key in GEOMETRY:
-                values[field.name] = _of_grid(mesh, key)
+                values[field.name] = GEOMETRY[key](mesh)
             elif field.on == "node":
                 values[field.name] = self._values([one[key] for key in field.keys], mesh, field, moment, where)
             elif field.on == "graph" and key in (TIME, LEAD):
@@ -158,15 +166,6 @@ class ClimateBuild(ObjectsBuild):
         return values
 
 
-def _of_grid(mesh: SphereMesh, key: str) -> Any:
-    if key == "direction":
-        along = mesh.positions[mesh.edges[0]] - mesh.positions[mesh.edges[1]]
-        return along / np.linalg.norm(along, axis=1, keepdims=True)
-    x, y, z = mesh.positions.T
-    degrees = {"latitude": np.degrees(np.arctan2(z, np.hypot(x, y))), "longitude": np.degrees(np.arctan2(y, x)) % 360}
-    return {"volume": mesh.areas, "normal": mesh.positions, **degrees}[key]
-
-
 def open_data(path: Path) -> Any:
     """Return the data set of a file; only axes are read."""
     with as_missing("xarray", "climate", str(path)):
@@ -180,6 +179,7 @@ def open_data(path: Path) -> Any:
             if len(shape := header.get("shape", ())) == 1 and shape[0] > MOST:  # axes are read as a whole
                 raise InputError(f"{file} claims shape {shape}; check it, or write a smaller one")
         data = xarray.open_dataset(path, cache=False, decode_timedelta=False, **more)
+        groups = {} if data.data_vars else xarray.open_groups(path, decode_cf=False, **more)
     except InputError:
         raise
     except Exception as error:  # of several readers
@@ -187,6 +187,8 @@ def open_data(path: Path) -> Any:
         if "decode time units" in str(error):
             move = "write times in hours since a date, as by `cdo settunits,hours`, and name a calendar of CF"
         raise InputError(f"{path} is no readable netCDF or zarr ({words_of(error):.300}); {move}") from error
+    if inner := [name for name, one in groups.items() if one.data_vars]:
+        raise InputError(f"{path} has variables in groups alone; write {inner[0]} to a file of its own")
     for name, one in data.variables.items():
         if prod(chunks := one.encoding.get("preferred_chunks", {}).values()) > MOST:
             raise InputError(f"{path}: {name} claims chunks {[*chunks]}; check it, or write smaller ones")

@@ -187,6 +187,13 @@ two.n.attrs["units"] = "degrees_north"
 unwritten, winds = data(), {"u": data().t.assign_attrs(units="m s-1"), "v": data().t.assign_attrs(units="m s**-1")}
 unwritten["t"][1, 2, 3] = 9.969209968386869e36
 WIND = {"name": "wind", "on": "node", "shape": [3], "unit": "m/s", "key": ["u", "v"]}
+
+
+def grouped(folder: Path, name: str) -> Path:
+    """Write a file whose variables are in a group."""
+    return write(data(), folder / name, group="model/surface")
+
+
 knots = data().assign(winds).assign(v=data().t.assign_attrs(units="knots"))
 levels, units = data().expand_dims(z=[500.0, 850.0], axis=1), data()
 units.t.attrs["units"] = "degC"
@@ -227,6 +234,12 @@ FAULTS: list[tuple[Any, dict[str, Any], str]] = [
     (partial(header, dtype="|O"), {}, "is no readable netCDF or zarr"),
     (partial(header, chunks=HUGE), {}, "claims chunks [3, 90000, 90000]"),
     (cut_off, {}, "is damaged"),
+    (
+        partial(grouped, name="a.nc"),
+        {},
+        "a.nc has variables in groups alone; write /model/surface to a file of its own",
+    ),
+    (partial(grouped, name="a.zarr"), {}, "has variables in groups alone"),
 ]
 
 
@@ -243,8 +256,8 @@ def test_files_of_a_frame_data_sets_and_units_of_cf_are_read(tmp_path: Path) -> 
     files = [write(decoded.isel(time=number), tmp_path / f"{number}.nc") for number in range(3)]
     expected = graphs(files, fields=[TEMPERATURE, LATER, WIND])
     table = {"kind": "climate", "fields": [TEMPERATURE, LATER, WIND]}
-    for number, one in enumerate((decoded, data().assign(winds))):
-        store = hydragnn.build_store(table, tmp_path / f"{number}.h5", data=[one])
+    for number, one in enumerate(([decoded], data().assign(winds))):
+        store = hydragnn.build_store(table, tmp_path / f"{number}.h5", data=one)
         assert store.graphs == 2 and torch.equal(
             open_store(tmp_path / f"{number}.h5")[[1]]["next"], expected[1]["next"]
         )
