@@ -131,16 +131,15 @@ def read_vti(path: Path, array: str | None = None) -> tuple[NDArray[Any], list[f
         numbers = [one for one in numbers if one.get("NumberOfComponents", "1") == "1"]
         numbers = [one for one in numbers if array in (None, one.get("Name"))]
         if len(numbers) != 1:
-            names = ", ".join(str(one.get("Name")) for one in piece.findall("*/DataArray"))
+            arrays = [f"{one.get('Name')} ({one.get('type')}, {part.tag})" for part in piece for one in part]
             what = f"{len(numbers)} arrays {array or ''}".strip()
-            raise InputError(
-                f"{path} has {what} of whole numbers on cells, out of {names}; name that of grains by array"
-            )
+            move = f"out of {', '.join(arrays)}; write that of grains so, and name it by array"
+            raise InputError(f"{path} has {what} of whole numbers on cells, {move}")
         reader = object.__new__(_vtu.VtuReader)
         reader.compression, reader.byte_order = root.get("compressor"), root.get("byte_order")
         reader.header_type = root.get("header_type", "UInt32")
         reader.appended_data = root.findtext("AppendedData", "").strip()[1:]
         counts = np.maximum(np.diff(ends).ravel(), 1)
         labels = reader.read_data(numbers[0]).reshape(counts[::-1]).T
-        lengths = np.array(image.attrib["Spacing"].split(), dtype=np.float64)[counts > 1].tolist()
+        lengths = np.array(image.get("Spacing", "1 1 1").split(), dtype=np.float64)[counts > 1].tolist()
     return labels.squeeze(), lengths

@@ -264,10 +264,17 @@ def test_image_data_of_vtk_have_their_lengths(form: str, tmp_path: Path) -> None
     vti(tmp_path / "a.vti", form, second=PHASES)
     named = built(tmp_path, kind="voxels", files=["a.vti"], array="material")
     assert torch.equal(own.positions, named.positions)
-    words = "2 arrays of whole numbers on cells, out of material, phase, v; name that of grains by array"
+    words = "2 arrays of whole numbers on cells, out of material (Int32, CellData), phase (UInt8, CellData), v (Float32, CellData)"
     refused(tmp_path, words, kind="voxels", files=["a.vti"])
     refused(tmp_path, "has 0 arrays grains of", kind="voxels", files=["a.vti"], array="grains")
     refused(tmp_path, "array is for .vti", kind="voxels", files=["a.npy"], array="material")
+    vti(tmp_path / "a.vti", form)
+    content = (tmp_path / "a.vti").read_bytes()
+    (tmp_path / "a.vti").write_bytes(content.replace(b'Spacing="0.5 1 2"', b""))  # 1 in VTK
+    assert built(tmp_path, kind="voxels", files=["a.vti"])["volume"].sum() == 24
+    (tmp_path / "a.vti").write_bytes(content.replace(b"CellData", b"PointData"))
+    words = "0 arrays of whole numbers on cells, out of material (Int32, PointData)"
+    refused(tmp_path, words, kind="voxels", files=["a.vti"])
 
 
 BROKEN_VTI: dict[str, tuple[dict[str, Any], str]] = {
