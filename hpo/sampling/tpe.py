@@ -12,7 +12,7 @@ from optuna.trial import FrozenTrial, TrialState
 from hydragnn.hpo.sampling.sampler import DRAWS, History, Sampler, foreseen
 from hydragnn.hpo.scheduling.scheduler import Trial
 from hydragnn.hpo.space.parameters import Choice, Choices, IntRange, Parameter
-from hydragnn.hpo.space.points import Point, Space, near_point
+from hydragnn.hpo.space.points import Point, Space, near_point, value_at
 
 Distributions = dict[str, BaseDistribution]
 
@@ -114,16 +114,17 @@ class ParzenEstimators(Sampler):
 
 
 class Genetic(ParzenEstimators):
-    """NSGA-II (Deb et al. 2002), of one objective or several."""
+    """NSGA-II (Deb et al. 2002); parameters that not every trial has are drawn at random."""
 
     knows_rungs = False
 
     def _sampler(self, history: History, seed: int) -> optuna.samplers.BaseSampler:
         size, key = POPULATION, optuna.samplers.NSGAIISampler._get_generation_key()
-        valued = [trial for trial in self._memory.trials if trial.state == TrialState.COMPLETE]
-        for place, trial in enumerate(valued):
+        for place, trial in enumerate(self._memory.get_all_trials(0, states=(TrialState.COMPLETE,))):
             trial.system_attrs[key] = place // size
-        return optuna.samplers.NSGAIISampler(seed=seed, population_size=size)
+        sampler = optuna.samplers.NSGAIISampler(seed=seed, population_size=size)
+        self._groups = [sampler.infer_relative_search_space(self._study, self._asked)]
+        return sampler
 
 
 class Memory(InMemoryStorage):
@@ -156,15 +157,11 @@ def _suggest(space: Space, study: optuna.Study, request: FrozenTrial, groups: It
 
     def value_of(path: str, parameter: Parameter) -> Any:
         allowed = distribution(parameter)
-        if path in joint:
-            value = joint[path]
-        elif allowed.single():
-            value = allowed.choices[0] if isinstance(allowed, CategoricalDistribution) else allowed.low
-        else:
-            value = sampler.sample_independent(study, request, path, allowed)
-        if isinstance(parameter, Choices) and isinstance(allowed, CategoricalDistribution):
-            return parameter.choices[allowed.choices.index(value)]
-        return value
+        if allowed.single():
+            return value_at(parameter, 0.0)
+        value = joint[path] if path in joint else sampler.sample_independent(study, request, path, allowed)
+        choices = parameter.choices if isinstance(parameter, Choices) else ()
+        return next((choice for choice in choices if optuna_value(parameter, choice) == value), value)
 
     return space.point(value_of)
 
