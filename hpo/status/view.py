@@ -179,11 +179,7 @@ def status_rows(status: CampaignStatus) -> dict[str, list[str]]:
         "campaign": [status.campaign],
         "status": [state],
         "trials": [_trials_text(status)],
-        "best": [
-            f"trial {best.trial}: {_numbers(best.value, best.others)} ({facts.values_line(best.values)})"
-            if best is not None
-            else "no result yet"
-        ],
+        "best": [_trial_text(best) if best is not None else "no result yet"],
         "front": [
             f"{', '.join(status.objectives)}: "
             + (
@@ -191,10 +187,7 @@ def status_rows(status: CampaignStatus) -> dict[str, list[str]]:
                 if status.front or not status.trials["finished"]
                 else "no finished trial meets all bounds; the best is nearest"
             ),
-            *(
-                f"trial {one.trial}: {_numbers(one.value, one.others)} ({facts.values_line(one.values)})"
-                for one in status.front[:FRONT]
-            ),
+            *map(_trial_text, status.front[:FRONT]),
             *([f"and {len(status.front) - FRONT} more (hydragnn report)"] if len(status.front) > FRONT else []),
         ]
         if status.objectives
@@ -229,6 +222,10 @@ def status_line(status: CampaignStatus) -> str:
         _forecast_text(status),
     ]
     return "; ".join(part for part in parts if part)
+
+
+def _trial_text(best: facts.Best) -> str:
+    return f"trial {best.trial}: {_numbers(best.value, best.others)} ({facts.values_line(best.values)})"
 
 
 def _numbers(value: float, others: Sequence[float]) -> str:

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from matplotlib.axes import Axes
 
 from hydragnn.hpo import TrialHistory
-from hydragnn.hpo.fronts import Bounds, front_of, hypervolume, knee
+from hydragnn.hpo.fronts import Bounds, gains, knee, violation
 from hydragnn.hpo.status.facts import front_trials, values_line
 from hydragnn.scripts.report import canvas
 from hydragnn.scripts.report.canvas import Figure, Table, table_of
@@ -71,8 +71,8 @@ def volumes(points: Sequence[Values], bounds: Bounds) -> tuple[Values, list[floa
     """
     ends = [(min(column), max(column)) for column in zip(*points)]
     reference = tuple(most + 0.1 * ((most - least) or 1.0) for least, most in ends)
-    fronts = ([points[one] for one in front_of(points[:count], bounds)] for count in range(1, len(points) + 1))
-    return reference, [hypervolume(front, reference) for front in fronts]
+    counted = [reference if violation(point, bounds) else point for point in points]
+    return reference, gains(counted, reference).cumsum().tolist()
 
 
 def volume(campaign: Campaign) -> Figure | None:
@@ -104,11 +104,7 @@ def volume(campaign: Campaign) -> Figure | None:
 def settings_of(campaign: Campaign, trials: Sequence[TrialHistory]) -> dict[str, Callable[[TrialHistory], str]]:
     """Return the columns of the hyperparameters that trials have."""
     names = [name for name in campaign.search["space"] if any(name in trial.values for trial in trials)]
-
-    def setting(name: str, trial: TrialHistory) -> str:
-        return text(trial.values.get(name))
-
-    return {short(name): partial(setting, name) for name in names}
+    return {short(name): partial(lambda path, trial: text(trial.values.get(path)), name) for name in names}
 
 
 def objective_of(place: int, trial: TrialHistory) -> str:

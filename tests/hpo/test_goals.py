@@ -2,7 +2,9 @@
 
 import math
 import re
+import time
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -24,7 +26,7 @@ from hydragnn.hpo.launching.verdict import verdict
 from hydragnn.hpo.objective import check_bounds
 from hydragnn.hpo.sampling.gaussian import FAR, REACH, goal_scores
 from hydragnn.hpo.sampling.sampler import History, foreseen, proposals, sampler_class
-from hydragnn.hpo.sampling.tpe import ParzenEstimators
+from hydragnn.hpo.sampling.tpe import Genetic, ParzenEstimators
 from hydragnn.hpo.scheduling.events import Opened, Plan, Proposed, Reached, Start
 from hydragnn.hpo.scheduling.scheduler import State, Trial
 from hydragnn.hpo.scheduling.state import Rung
@@ -78,6 +80,18 @@ def test_the_hypervolume_is_the_share_of_random_points_that_are_dominated(object
     volume = hypervolume([tuple(map(float, row)) for row in points], (1.0,) * objectives)
     assert volume == pytest.approx(share, abs=0.01)
     assert hypervolume([(2.0,) * objectives], (1.0,) * objectives) == 0.0
+
+
+@pytest.mark.parametrize("objectives", [3, 4])
+def test_volumes_of_wide_fronts_of_many_objectives_take_seconds(objectives: int) -> None:
+    rows = np.abs(np.random.default_rng(1).normal(size=(100, objectives)))
+    rows /= np.linalg.norm(rows, axis=1)[:, None]
+    start = time.process_time()
+    reference, course = volumes([tuple(map(float, row)) for row in rows], (None,) * (objectives - 1) + (0.9,))
+    assert time.process_time() - start < 10, "minutes and hours, where every prefix is cut into slices"
+    rows = rows[rows[:, -1] <= 0.9]
+    assert course[-1] == pytest.approx(compute_hypervolume(rows, np.array(reference)))
+    assert np.diff(course).min() >= 0.0
 
 
 def test_a_rung_lets_fronts_through_and_a_bound_is_no_penalty() -> None:
@@ -149,6 +163,19 @@ def test_samplers_take_any_results(settings: Any, sampler: str, bounds: Any, tri
     space = space_of(settings(space={f"model.{name}": UNIT for name in "abc"}).search.space)
     history = History(space=space, seed=0, startup=4, rungs=(1,), bounds=bounds, trials=tuple(trials))
     assert is_point(space, sampler_class(sampler)().propose(history, len(trials)))
+
+
+def test_a_genetic_algorithm_takes_conditions(settings: Any) -> None:
+    kind = {"type": "categorical", "choices": ["schnet", "egnn"]}
+    conditional = {f"model.{name}": {**UNIT, "when": {"model.kind": [one]}} for name, one in zip("bc", kind["choices"])}
+    space = space_of(settings(space={"model.kind": kind, "model.a": UNIT, **conditional}).search.space)
+    history, trials = History(space=space, startup=4, rungs=(1,), bounds=(None, None)), list[Trial]()
+    for number in range(45):
+        point = Genetic().propose(replace(history, trials=tuple(trials)), number)
+        assert is_point(space, point)
+        results = {"results": (point["model.a"],), "others": ((1 - point["model.a"],),)}
+        trials.append(Trial(number=number, status="finished", values=point, **results))  # type: ignore[arg-type]
+    assert {one.values["model.kind"] for one in trials} == {*kind["choices"]}
 
 
 def test_trials_of_equal_results_have_equal_scores() -> None:
