@@ -232,7 +232,8 @@ def neutron_spectrum(
         own = {"energies": energies, "momenta": momenta, "width": width, "temperature": temperature}
         pairs = [_spectra(*one[:2], lengths, own) for one in phonons]
     if (share := min(one.sum() for one, _ in pairs) * step / 3) < WHOLE:
-        print_note(f"energies to {energies[-1]:g} meV have {share:.0%} of the modes; give edges in meV that hold all")
+        ends = f"energies from {energies[0]:g} to {energies[-1]:g} meV"
+        print_note(f"{ends} have {share:.0%} of the modes; give edges in meV that hold all")
     return NeutronSpectrum(
         members={what: np.stack(values) for what, values in zip(("dos", "intensity"), zip(*pairs))},
         energies=(energies[1:] + energies[:-1]) / 2,

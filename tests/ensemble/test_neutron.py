@@ -97,7 +97,7 @@ def test_a_turned_crystal_has_the_same_intensities(monkeypatch: pytest.MonkeyPat
 
 def test_energies_in_another_unit_are_noted(capsys: pytest.CaptureFixture[str]) -> None:
     neutron_spectrum(argon(), ARGON, energies=np.arange(0, 2.1, 0.05), width=0.3, **SHORT)  # THz
-    assert "energies to 2.05 meV have 3% of the modes; give edges in meV" in capsys.readouterr().err
+    assert "energies from 0 to 2.05 meV have 3% of the modes; give edges in meV" in capsys.readouterr().err
 
 
 def test_a_cut_has_the_values_of_the_whole(spectrum: NeutronSpectrum) -> None:
