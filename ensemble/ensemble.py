@@ -160,6 +160,7 @@ class Ensemble(Shown):
         batch = self.graphs(source)
         return torch.cat([member.model.states(batch) for member in self.members], dim=-1)
 
+    @usual_modes()
     def trainable(self) -> TrainableEnsemble:
         """Return a module of torch with copies of the parameters.
 

@@ -46,24 +46,27 @@ _PROGRAMS = {
 """Beginning of files of CP2K and aenet by format, and units of their values; ASE takes forces of XSF to be in Ha/Angstrom."""
 
 
-def units_of(path: Path, kind: str) -> dict[str, str]:
-    """Return units of values in a file by name, as far as its program states them."""
+def open_packed(path: Path, mode: str = "rb") -> Any:
+    """Open a file that may be compressed."""
     from ase.io.formats import open_with_compression
 
+    return open_with_compression(str(path), mode)
+
+
+def units_of(path: Path, kind: str) -> dict[str, str]:
+    """Return units of values in a file by name, as far as its program states them."""
     if kind not in _PROGRAMS:
         return OUTPUT_UNITS if kind in OUTPUTS else {}
     mark, units = _PROGRAMS[kind]
-    with open_with_compression(str(path), "rb") as file:
+    with open_packed(path) as file:
         return units if mark.match(file.read(400)) else {}
 
 
 def failure(path: Path, kind: str) -> str:
     """Return an output's words about a failure, empty without; not of VASP."""
-    from ase.io.formats import open_with_compression
-
     if kind not in FAILURES:
         return ""
-    with open_with_compression(str(path), "rb") as file:
+    with open_packed(path) as file:
         return FAILURES[kind].decode() if any(FAILURES[kind] in line for line in file) else ""
 
 
@@ -73,11 +76,9 @@ def turned(path: Path, kind: str) -> set[str]:
     ASE takes positions along the axes of the input where they are printed. Forces are along these, and the dipole of link 601 is
     along those of the standard orientation.
     """
-    from ase.io.formats import open_with_compression
-
     if kind != "gaussian-out":
         return set()
-    with open_with_compression(str(path), "rb") as file:
+    with open_packed(path) as file:
         marks = {mark[1] or mark[2] for mark in filter(None, map(_AXES.search, file))}
     own, moved, other_dipole = (bool(some & marks) for some in ({b"Input", b"Z-Matrix"}, {b"Standard"}, {b"Dipole  "}))
     return {key for key, wrong in {"forces": not own, "dipole": own != other_dipole}.items() if moved and wrong}
@@ -105,9 +106,7 @@ def converged_steps(path: Path, kind: str, index: str = ":") -> list[bool]:
 
 @lru_cache(maxsize=4096)  # notes and makers of a build ask for each file
 def _steps_of(path: Path, kind: str, _: tuple[int, int]) -> tuple[bool | None, ...]:
-    from ase.io.formats import open_with_compression
-
-    with open_with_compression(str(path), "rb") as file:
+    with open_packed(path) as file:
         return tuple(_steps_of_outcar(file) if kind == "vasp-out" else _steps_of_xml(file.read(), path))
 
 

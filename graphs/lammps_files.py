@@ -10,6 +10,7 @@ from typing import Any
 
 from hydragnn.base.errors import InputError
 from hydragnn.base.limits import check_readable
+from hydragnn.graphs.calculation_files import open_packed
 
 _ENERGIES = "PotEng KinEng TotEng E_pair E_mol E_vdwl E_coul E_bond E_angle E_dihed E_impro E_long E_tail Enthalpy Econserve Ecouple"
 KINDS = dict.fromkeys(_ENERGIES.split(), "energy")
@@ -31,11 +32,10 @@ def frames_of_dump(
     ``elements`` are those of the types 1, 2 and so on; the ``log`` stands beside the dump, and every frame needs its columns ``keys``.
     """
     from ase.calculators.lammps import convert
-    from ase.io.formats import open_with_compression
     from ase.io.lammpsrun import read_lammps_dump_text
 
     items = dict[str, list[str]]()
-    with open_with_compression(str(path), "r") as file:
+    with open_packed(path, "r") as file:
         for line in filter(str.strip, file):
             name = line[6:].partition(" ")[0].strip() if line.startswith("ITEM: ") else ""
             count = {"BOX": 3, "ATOMS": int(items.get("NUMBER", "00")[1])}.get(name, 1)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from hydragnn.base.errors import InputError, as_missing
+from hydragnn.graphs.calculation_files import open_packed
 
 QM9_UNITS = {"A": "GHz", "B": "GHz", "C": "GHz", "mu": "D", "alpha": "bohr^3", "homo": "Ha", "lumo": "Ha", "gap": "Ha"}
 QM9_UNITS |= {"r2": "bohr^2", **dict.fromkeys(("zpve", "U0", "U", "H", "G"), "Ha"), "Cv": "cal/mol/K"}
@@ -19,20 +20,17 @@ _TAG = re.compile(r"^>[^\n<]*<([^>\n]*)>[^\n]*\n(.*?)(?=\n[ \t]*\n|\n>|\Z)", re.
 
 def is_qm9(path: Path) -> bool:
     """Return True for a raw file of QM9."""
-    from ase.io.formats import open_with_compression
-
     if not re.search(r"\.xyz(\.\w+)?$", path.name, re.IGNORECASE):
         return False
-    with open_with_compression(str(path), "rb") as file:
+    with open_packed(path) as file:
         return re.match(rb".{,20}\ngdb\s+\d+\s", file.read(99)) is not None
 
 
 def molecules_of_sdf(path: Path) -> Iterator[Any]:
     """Yield the molecules of an SDF file with their SD tags."""
     from ase.io import read
-    from ase.io.formats import open_with_compression
 
-    with open_with_compression(str(path), "r") as file:
+    with open_packed(path, "r") as file:
         records = re.split(r"^\$\$\$\$.*\n?", file.read(), flags=re.MULTILINE)
     for number, record in enumerate(filter(str.strip, records)):
         where, (table, end, rest) = f"{path}: molecule {number}", record.partition("\nM  END")
@@ -74,9 +72,8 @@ def _molecule_of_v3000(record: str, where: str) -> Any:
 def molecule_of_qm9(path: Path) -> Iterator[Any]:
     """Yield the molecule of a raw file of QM9."""
     from ase import Atoms
-    from ase.io.formats import open_with_compression
 
-    with open_with_compression(str(path), "r") as file:
+    with open_packed(path, "r") as file:
         count, properties, *lines = file.read().replace("*^", "e").splitlines()
     rows, rest = [line.split() for line in lines[: int(count)]], [line.split() for line in lines[int(count) :]]
     _, tag, *values = properties.split()

@@ -64,8 +64,10 @@ def graph_problems(
     the unit of positions in Angstrom, all nuclei are elements that are farther from each other than half the sum of their covalent radii.
     """
     by_graph: dict[int, str] = {}
-    checks = (_empty_graphs, edge_problems, _not_finite_geometry, _singular_cells, _wrong_values)
-    findings = [finding for check in checks for finding in check(batch)]
+    empty = np.flatnonzero(np.diff(batch.offsets("node").cpu().numpy()) == 0).tolist()
+    findings = [(position, " has no nodes; leave empty graphs out") for position in empty]
+    for check in (edge_problems, _not_finite_geometry, _singular_cells, _wrong_values):
+        findings += check(batch)
     wrong = {position for position, _ in findings}
     fine = [graph for graph in range(batch.num_graphs) if graph not in wrong]
     sound = batch.select(fine) if wrong else batch
@@ -95,11 +97,6 @@ def cell_problem(cell: Tensor, periodic: Tensor) -> str:
         return ""
     axes = ", ".join("xyz"[i] for i in range(3) if bool(periodic[i]))
     return f": the cell is singular along its periodic axes ({axes}); give independent cell vectors"
-
-
-def _empty_graphs(batch: GraphBatch) -> Iterator[Finding]:
-    for position in np.flatnonzero(np.diff(batch.offsets("node").cpu().numpy()) == 0).tolist():
-        yield position, " has no nodes; leave empty graphs out"
 
 
 def edge_problems(batch: GraphBatch) -> Iterator[Finding]:

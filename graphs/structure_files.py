@@ -12,7 +12,7 @@ from typing import Any
 
 from hydragnn.base.errors import InputError
 from hydragnn.base.limits import check_readable
-from hydragnn.graphs.calculation_files import check_counts, converged_steps, failure, rows_of, with_energy
+from hydragnn.graphs.calculation_files import check_counts, converged_steps, failure, open_packed, rows_of, with_energy
 from hydragnn.graphs.lammps_files import NO_ELEMENTS, frames_of_dump
 from hydragnn.graphs.molecule_files import is_qm9, molecule_of_qm9, molecules_of_sdf
 from hydragnn.graphs.pymatgen_json import is_pymatgen, pymatgen_structures
@@ -64,14 +64,14 @@ def structures_of(
     """
     check_readable(path)
     from ase.io import iread
-    from ase.io.formats import open_with_compression, string2index
+    from ase.io.formats import string2index
 
     from hydragnn.graphs.extxyz import check_elements, entries_of
 
     kind = format_of(path, format)
     if kind in MARKS_OF_ELEMENTS:
         mark, fault = MARKS_OF_ELEMENTS[kind]
-        with open_with_compression(str(path), "rb") as file:
+        with open_packed(path) as file:
             head = file.read(1 << 20).rpartition(b"\n")[0].decode("latin-1")
         if not mark.search(head):
             raise InputError(f"{path} {fault}")
@@ -86,7 +86,7 @@ def structures_of(
         return
     converged = repeat(False) if failure(path, kind) else iter(converged_steps(path, kind, index))
     if kind == "extxyz":
-        with open_with_compression(str(path), "r") as file:
+        with open_packed(path, "r") as file:
             deque(map(check_elements, frames_of_xyz(file)), 0)
     reader = {"properties_parser": partial(entries_of, texts=texts)} if kind == "extxyz" else {}
     # parallel=False: under MPI, ASE would let rank 0 read for all ranks, which read different files
@@ -96,7 +96,7 @@ def structures_of(
         if not next(converged, True):
             atoms.calc = None
         if kind == "vasp":
-            with open_with_compression(str(path), "r") as file:
+            with open_packed(path, "r") as file:
                 check_counts(len(atoms), [*file], path)
             atoms = with_energy(atoms, path)
         yield atoms
@@ -130,15 +130,15 @@ def frames_of_xyz(lines: Iterable[str]) -> Iterator[str]:
 def _crystals(path: Path) -> Iterator[Any]:
     """Yield all crystals of a CIF; InputError where elements share a site."""
     import numpy as np
-    from ase.io import read
     from ase.io.cif import parse_cif
-    from ase.io.formats import open_with_compression
 
-    with open_with_compression(str(path), "rb") as file:
+    with open_packed(path) as file:
         blocks = [block for block in parse_cif(file) if block.has_structure()]
-    with warnings.catch_warnings(action="ignore"):  # ASE's, of sites that it leaves out since another is there
-        structures = read(path, ":", format="cif", parallel=False)
-    for number, (block, atoms) in enumerate(zip(blocks, structures, strict=True)):
+    for number, block in enumerate(blocks):
+        with warnings.catch_warnings(action="ignore"):  # ASE's, of sites that it leaves out since another is there
+            atoms = block.get_atoms()
+        if words := _other_symmetry(block):
+            raise InputError(f"{path}: structure {number} {words}; list all operations, or write all atoms as P 1")
         sites, kinds = block.get_unsymmetrized_structure(), atoms.arrays.get("spacegroup_kinds")
         for site in [] if kinds is None else np.setdiff1d(np.arange(len(sites)), kinds):
             away = atoms.get_scaled_positions() - sites.get_scaled_positions()[site]
@@ -147,6 +147,25 @@ def _crystals(path: Path) -> Iterator[Any]:
                 both = " and ".join(sorted(elements))
                 raise InputError(f"{path}: structure {number}: a site is occupied by {both}; order it: one element")
         yield atoms
+
+
+def _other_symmetry(block: Any) -> str:
+    """Return which symmetry of a CIF is not the one that ASE takes; else empty."""
+    from ase.spacegroup import Spacegroup
+
+    hall = block._get_any(("_space_group_name_hall", "_symmetry_space_group_name_hall"))
+    stated = (block._get_spacegroup_number(), block._get_spacegroup_name(), hall)
+    number, symbol, hall = (re.sub(r"\s|:[1h]$|[?.]", "", str(one or "").lower()) for one in stated)
+    symbol = re.sub(r"^([a-z])1(.*)1$", r"\1\2", symbol)  # P 1 21/c 1 is P 21/c
+    operations = [re.sub(r"[\s+]", "", one).lower() for one in block._get_sitesym() or ()]
+    group = number or symbol.replace("p1", "") or hall.replace("p1", "") or "1"
+    if operations == ["x,y,z"] and group != "1":
+        return f"is of space group {group}, and lists no operation but x, y, z"
+    if not operations and group == hall:
+        return f"states its symmetry by the Hall symbol {hall} alone"
+    standard = re.sub(r"\s", "", Spacegroup(int(number)).symbol.lower()) if number and not operations else symbol
+    other = f"lists no operations, and {symbol} is not {standard}, as which ASE takes its space group {number}"
+    return other if symbol not in ("", standard) else ""
 
 
 READERS = {"pymatgen": pymatgen_structures, "sdf": molecules_of_sdf, "cif": _crystals, "qm9": molecule_of_qm9}

@@ -17,7 +17,7 @@ from hydragnn.datasets.sources.atoms_text import ATOMS, atoms_text
 from hydragnn.datasets.sources.base import Make, MakerOfMany, ObjectsBuild
 from hydragnn.datasets.sources.table_files import find_files
 from hydragnn.graphs.batch import GraphBatch
-from hydragnn.graphs.calculation_files import converged_steps, failure, turned, units_of
+from hydragnn.graphs.calculation_files import converged_steps, failure, open_packed, turned, units_of
 from hydragnn.graphs.lammps_files import LAMMPS_UNITS
 from hydragnn.graphs.molecule_files import QM9_UNITS
 from hydragnn.graphs.objects import library_of
@@ -70,15 +70,13 @@ class AseBuild(ObjectsBuild):
 
         None for a step of VASP that did not converge.
         """
-        from ase.io.formats import open_with_compression
-
         number, keys = 0, {*(field.keys[0] for field in self.fields), *self.text_keys}
         try:
             kind = format_of(path, self.format)
             self.check_units(QM9_UNITS if kind == "qm9" else units_of(path, kind), str(path))
             self.check_dump(path, kind == DUMP)
             if self.divides(path):
-                with open_with_compression(str(path), "r") as file:
+                with open_packed(path, "r") as file:
                     for text in frames_of_xyz(file):
                         _check_entries(text, keys, path, number)
                         if self.index == ":":

@@ -11,7 +11,7 @@ from ase import Atoms
 from hydragnn.base.errors import InputError
 from hydragnn.base.files import digest
 from hydragnn.base.limits import check_readable
-from hydragnn.base.places import check_exists, check_file, distinct_names
+from hydragnn.base.places import check_exists, distinct_names
 from hydragnn.base.settings import read_toml
 from hydragnn.datasets import BuildSettings, Make
 from hydragnn.datasets.build import attributes_of, makers_of
@@ -145,8 +145,6 @@ def rule_for(source: Path, ensemble: Ensemble, *, keep: bool = False) -> Rule:
     ``hydragnn data build`` or a recipe made it; of atoms, any other file is one of structures. InputError where nobody knows.
     """
     inputs = frozenset({*(field.name for field in ensemble.inputs), ATOMIC_NUMBERS})
-    if source.suffix != ".toml":
-        check_file(source)
     if source.suffix == ".toml":
         settings = read_build_settings(read_toml(source), source)
         ensemble.check_rule(attributes_of(settings), f"graphs by {source}")

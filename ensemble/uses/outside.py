@@ -39,25 +39,22 @@ def save_outside(module: Any, out: Path, data: Path | None = None) -> RunRecord:
     """
     while type(module).__module__.startswith("torch."):  # wrappers, which change no prediction
         module = getattr(module, "_orig_mod", getattr(module, "module", None))
-    if not isinstance(module, TrainableEnsemble) or len(module.models) != 1 or module.ensemble.manifest.simple.fitted:
+    ours = isinstance(module, TrainableEnsemble) and not module.ensemble.manifest.simple.fitted
+    models = [*module.models] if ours else []
+    if len(models) != 1 or not isinstance(model := models[0], GraphModel):
         raise InputError(
             "save takes what load(RUN).trainable() gave for one run; save the modules of several runs one by one"
         )
-    member, model = module.ensemble.members[0], module.models[0]
-    assert isinstance(model, GraphModel)
+    member = module.ensemble.members[0]
     weights, expected = model.state_dict(), member.model.model.state_dict()
-    for name, value in expected.items():
-        if name not in weights or weights[name].shape != value.shape:
-            problem = f"{name} of the module is not {tuple(value.shape)} as in {member.name}"
-            raise InputError(f"{problem}; train the parameters it came with")
-        if weights[name].is_meta or not bool(weights[name].isfinite().all()):
+    for name in sorted(weights.keys() | expected.keys()):
+        if not (name in weights and name in expected and weights[name].shape == expected[name].shape):
+            problem = f"the module and {member.name} do not both have {name} of one shape"
+            raise InputError(f"{problem}; undo pruning, parametrizations, quantization and layers of your own first")
+        if weights[name].is_meta or not bool(weights[name].double().isfinite().all()):
             raise InputError(
                 f"{name} of the module holds numbers that are not finite, or none; save it before it diverged"
             )
-    if own_names := [name for name in weights if name not in expected]:
-        raise InputError(
-            f"the module has {own_names[0]}, which {member.name} has not; train the parameters it came with"
-        )
     config, dtype = member.config, next(model.parameters()).dtype
     precision = "fp64" if dtype == torch.float64 else "fp32"
     if "fp64" in (precision, config.train.precision):

@@ -86,14 +86,19 @@ def source_paths(source: Any) -> list[Path]:
         check_exists(matches[0] if matches else path)
         if not matches:  # an empty folder
             check_file(path)
+        if twice := [one for one in matches if one in paths]:
+            raise InputError(f"{twice[0]} is named twice, and each file is predicted once; name it once")
         paths |= dict.fromkeys(matches)
     if not paths:
         raise InputError("there is no file to predict; give at least one")
     stores = [path for path in paths if is_store(path)]
     for path in paths:
-        check_source(path)
-        if stores and path not in stores:
+        if path in stores:
+            check_store(path)
+        elif stores:
             raise InputError(f"{stores[0]} is a store and {path} is none; predict stores and files apart")
+        elif path.suffix != ".toml":
+            check_file(path)
     return list(paths)
 
 
@@ -177,14 +182,6 @@ def check_file(path: Path) -> None:
     """Raise InputError for a source of graphs that is no file."""
     if not path.is_file():
         raise InputError(f"{path} is neither a store, a BUILD.toml nor another file; give one of them")
-
-
-def check_source(path: Path) -> None:
-    """Raise InputError for graphs that cannot be predicted, whatever they hold."""
-    if is_store(path):
-        check_store(path)
-    elif path.suffix != ".toml":
-        check_file(path)
 
 
 def check_kind(folder: Path, *kinds: str) -> str:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, TypeVar, get_args
 
 import pydantic
 
-from hydragnn.base.errors import InputError, nearest
+from hydragnn.base.errors import InputError, nearest, words_of
 from hydragnn.base.files import kind_of_folder, parsed_file
 from hydragnn.base.imports import REFERENCE, allow_named
 
@@ -88,6 +88,8 @@ class Settings(pydantic.BaseModel):
             return cls.model_validate(value)
         except pydantic.ValidationError as error:
             raise InputError(f"{source}: {_sentence(cls, error, value)}") from error
+        except Exception as error:  # of a check in a user's class
+            raise InputError(f"{source}: a check in a class of it failed: {words_of(error)}; repair it") from error
 
     @classmethod
     def class_for(cls, value: Any) -> "type[Settings]":
@@ -305,6 +307,10 @@ def _item(items: list[Any], key: str, path: str) -> Any:
     return items[int(key)]
 
 
+_WORDS = dict.fromkeys(("model_type", "model_attributes_type", "dict_type"), "Input should be a table of keys")
+_WORDS |= {"path_type": "Input should be a path"}
+
+
 def _sentence(cls: type[Settings], error: pydantic.ValidationError, value: Any) -> str:
     """The first problem of a validation error as one sentence."""
     # an unknown key comes first: a misspelled key is also a missing one, and the spelling is the better hint
@@ -318,21 +324,12 @@ def _sentence(cls: type[Settings], error: pydantic.ValidationError, value: Any) 
         key = str(location[-1])  # of an own class, no key that is known here
         return f"missing key {path if path.split('.')[-1] == key else f'{path}.{key}'}; add it"
     # several problems of one value are the alternatives of a union
-    messages = [_message(problem) for problem, other in zip(problems, paths) if other == path]
+    some = [problem for problem, other in zip(problems, paths) if other == path]
+    messages = [_WORDS.get(one["type"], one["msg"].removeprefix("Value error, ")) for one in some]
     message = ", or ".join([messages[0], *(one.removeprefix("Input should be ") for one in messages[1:])])
     more = len({other for other in paths if other != path and not other.startswith(f"{path}.")})
     value_given = "" if first["type"] == "value_error" else f" (given: {first['input']!r:.80})"
     return f"{path + ': ' if path else ''}{message}{value_given}" + (f"; and {more} more problem(s)" if more else "")
-
-
-def _message(problem: Any) -> str:
-    """Return the message of a problem, without names of classes."""
-    if problem["type"] in ("model_type", "model_attributes_type", "dict_type"):
-        return "Input should be a table of keys"
-    if problem["type"] == "path_type":
-        return "Input should be a path"
-    message: str = problem["msg"]
-    return message.removeprefix("Value error, ")
 
 
 def _meant_key(cls: type[Settings], location: tuple[int | str, ...], value: Any) -> str:

@@ -317,6 +317,47 @@ def test_rounding_and_noise_leave_a_tensor_symmetric(tmp_path: Path) -> None:
     assert len(labels(tmp_path, symmetric)) == 1
 
 
+IN_CIF = """data_x
+_cell_length_a 5.64
+_cell_length_b 5.64
+_cell_length_c 5.64
+_cell_angle_alpha 90
+_cell_angle_beta 90
+_cell_angle_gamma 90
+{}
+loop_
+_atom_site_label
+_atom_site_fract_x
+_atom_site_fract_y
+_atom_site_fract_z
+Na 0 0 0
+Cl 0.5 0.5 0.5
+"""
+OF, SYMBOL = "_symmetry_Int_Tables_number", "_symmetry_space_group_name_H-M"
+ONE = "loop_\n_space_group_symop_operation_xyz\n'x, +y, z'"
+SYMMETRIES: dict[str, int | str] = {
+    f"{OF} 225\n{SYMBOL} 'F m -3 m'": 8,
+    f"{OF} 14\n{SYMBOL} 'P 1 21/c 1'": 4,
+    f"{OF} 221\n{SYMBOL} 'F m -3 m'\n{ONE}\n'-x,-y,-z'": 2,
+    f"{SYMBOL} 'P 1'\n{ONE}": 2,
+    f"{OF} 221\n{SYMBOL} 'F m -3 m'": "fm-3m is not pm-3m, as which ASE takes its space group 221",
+    f"{OF} 62\n{SYMBOL} 'P b n m'": "pbnm is not pnma",
+    f"{OF} 225\n{ONE}": "is of space group 225, and lists no operation but x, y, z; list all",
+    f"{SYMBOL} 'F m -3 m'\n{ONE}": "is of space group fm-3m",
+    "_space_group_name_Hall '-F 4 2 3'": "by the Hall symbol -f423 alone",
+}
+
+
+@pytest.mark.parametrize("symmetry", SYMMETRIES)
+def test_a_crystal_has_the_symmetry_that_its_file_states(symmetry: str, tmp_path: Path) -> None:
+    (tmp_path / "a.cif").write_text(IN_CIF.format(symmetry))
+    build, expected = {"files": ["a.cif"], "kind": "ase", "cutoff": 6.0}, SYMMETRIES[symmetry]
+    if isinstance(expected, str):
+        refuses(expected, built, tmp_path, **build)
+    else:
+        assert built(tmp_path, **build).num_nodes == expected
+
+
 def sdf(count: int, code: str = "3D") -> str:
     heads = [
         f"mol {k}\n  Program 0101000000{code}\n\n{2 + k:3}  0  0  0  0  0  0  0  0  0999 V2000\n" for k in range(count)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hydragnn.base.errors import InputError
-from hydragnn.base.places import SUFFIXES, check_source, check_store, model_folder
+from hydragnn.base.places import SUFFIXES, check_store, model_folder, source_paths
 from hydragnn.datasets import StoreWriter, open_store
 from hydragnn.ensemble import Ensemble
 from hydragnn.ensemble.prediction.job import FORMATS
@@ -177,5 +177,5 @@ def test_opening_a_path_gives_the_same_sentence(places: Path) -> None:
                     function(places / name)
                 sentences.add(str(refused.value))
             assert len(sentences) == 1
-    check_source(places / "graphs.xyz")
+    source_paths(places / "graphs.xyz")
     assert set(FORMATS) == set(SUFFIXES)

@@ -73,6 +73,7 @@ def test_a_dozen_commands_lead_from_own_structures_to_predictions(call: Call) ->
     code, out, errors = call("data", "append", "own.h5", "build.toml")
     assert code == 0 and "24 of the 24 added graphs are exact copies" in " ".join(out.split()), (out, errors)
     wrong = {"own.h5 new.xyz": "own.h5 is a store and new.xyz is none", "new.xyz n*.cif": "does not exist"}
+    wrong["new.xyz n*.xyz"] = "new.xyz is named twice, and each file is predicted once; name it once"
     for sources, words in wrong.items():
         code, _, errors = call("predict", "run", *sources.split(), "--out", "no.csv")
         assert code == 2 and words in errors and errors.count("\n") == 1, errors

@@ -43,6 +43,9 @@ class Needy(TrainingCallback):
     kind: str = f"{HERE}:Needy"
     need: int
 
+    def model_post_init(self, context: Any) -> None:
+        [][self.need]
+
 
 class Ended(TrainingCallback):
     """A file that says which methods were called after which epoch."""
@@ -241,6 +244,7 @@ def test_a_store_that_training_does_not_see_is_predicted(trained: Trained, tmp_p
         ({"kind": "csv", "file": "a"}, "file"),
         ({"kind": "os:path"}, "holds no callbacks"),
         ({"kind": f"{HERE}:Needy"}, r"missing key train.callbacks.0.need; add it"),
+        ({"kind": f"{HERE}:Needy", "need": 1}, "a check in a class of it failed: IndexError: .*; repair it"),
         ({"kind": f"{HERE}:meddle"}, "has no callback meddle; derive it from"),
     ],
 )
