@@ -20,7 +20,7 @@ KINDS |= {
 RENAMED: tuple[tuple[tuple[str, ...], str, str], ...] = (
     # generations (none: all), old name, name
     ((), r"^(module\.)*(model\.)?", ""),
-    ((), r".*\.output_mask$", ""),  # of e3nn, as empty weights are
+    ((), r"^.*\.output_mask$", ""),  # of e3nn, as empty weights are
     ((), r"^(convs|batch_norms)_node_(hidden|output)\..*", ""),  # the same tensors stand in the heads
     ((), r"\.update_X\.", ".update_U."),  # of PNAEq
     (("v2.0",), r"^convs\.(\d+)\.(?!module_)", r"graph_convs.\1.module_0."),
@@ -97,7 +97,7 @@ def load(model: FrozenModel, tensors: Mapping[str, Tensor]) -> None:
     unknown, absent = ([name for name in wrong if not OPTIONAL.search(name)] for wrong in names[::-1])
     if unknown:
         raise InputError(
-            f"the checkpoint has {len(unknown)} tensors beside those of config.json, the first {unknown[0]}: {other}"
+            f"the checkpoint has {len(unknown)} tensors beside those of config.json, the first {unknown[0]:.80}: {other}"
         )
     if absent:
         failure = f"{shards}; unless {other}"

@@ -83,8 +83,9 @@ class _Table(PlainUnpickler):
     def __init__(self, path: Path) -> None:
         with zipfile.ZipFile(path) as file, path.open("rb") as content:
             self.records = {one.filename: one for one in file.infolist()}
-            if any(one.compress_type != zipfile.ZIP_STORED or one.flag_bits & 1 for one in self.records.values()):
-                raise ValueError("its records are compressed or encrypted, which torch does not write")
+            packed = any(one.compress_type != zipfile.ZIP_STORED or one.flag_bits & 1 for one in file.filelist)
+            if packed or len(self.records) < len(file.filelist):
+                raise ValueError("records are compressed, encrypted or of one name, as torch does not write them")
             self.root = next((name[:-8] for name in self.records if name.endswith("/data.pkl")), None)
             if self.root is None:
                 raise ValueError("it has no table")
@@ -183,6 +184,8 @@ def _weights(states: Any) -> dict[str, Tensor]:
             "of all ranks under the names that DeepSpeed gave them"
         )
     _check_size(tensors.values())
+    if len({re.sub(r"\b(module|model)\.", "", WRAPPED.sub("", name)) for name in tensors}) < len(tensors):
+        raise InputError("holds two tensors whose names differ in a prefix alone; save model.state_dict() of one model")
     return {WRAPPED.sub("", name): one.clone() for name, one in tensors.items()}
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from hydragnn.base.errors import InputError
@@ -52,11 +53,10 @@ def with_data(model: Imported, place: Path) -> tuple[Imported, GraphStore, Seque
         settings: Any = read_build_settings(table, cast(Path, folder_of_raw(model.files)) / "BUILD.toml")
         (source,) = settings.stores
     graphs: Sequence[int] = range(len(source))
-    branches = model.files.source.branches
     named = model.files.source.paths.get(f"branch-{model.branch}")
     known = BRANCH in {one.name for one in source.fields()}
-    numbers = source.column(BRANCH).values.reshape(-1) if branches > 1 and known else np.zeros(0)
-    if branches > 1 and (not named or len(np.unique(numbers)) > 1):
+    numbers = source.column(BRANCH).values.reshape(-1) if model.branch is not None and known else np.zeros(0)
+    if model.branch is not None and (not named or len(np.unique(numbers)) > 1):
         if not known:
             raise InputError(
                 f'no file says which branch it belongs to; add "Dataset": {{"path": {{"branch-{model.branch}": "{place.name}"}}}} to config.json if it is its set'
@@ -204,10 +204,10 @@ def _values(batch: GraphBatch, one: Variable) -> Tensor:
         raise InputError(
             f"{one.key} of the data has {field.width} columns, and config.json names no {one.field.width} of them for {one.field.name}"
         )
-    for column, (low, high) in enumerate(one.span):
-        values = values.double()
-        values[:, column] = values[:, column] * (high - low) + low
-    return values
+    if not one.span:
+        return values
+    low, high = torch.tensor(one.span, dtype=torch.float64).T
+    return values * (high - low) + low
 
 
 def _are_numbers(values: Tensor) -> bool:

@@ -55,14 +55,11 @@ def find_models(path: Path) -> list[ModelFiles]:
     if not path.exists():
         raise InputError(f"{path} does not exist; check the path")
     root = path if path.is_dir() else path.parent
-    newest = {}
     files = [path] if path.is_file() else [*_checkpoints(root, WEIGHTS)] or _checkpoints(root, OTHERS)
-    for file in sorted(files, key=lambda file: (str(file.parent), _epoch(file)[1])):
-        if path.is_file() or file.exists():  # links to epochs that are gone
-            newest[file.parent, _epoch(file)[0]] = file
-    unique = dict[Path, Path]()
-    for file in sorted(newest.values(), key=lambda one: one.resolve() != one.absolute()):
-        unique.setdefault(file.resolve(), file)  # links to another name of it
+    files = [one for one in files if path.is_file() or one.exists()]  # links to epochs that are gone
+    newest = {(one.parent, _epoch(one)[0]): one for one in sorted(files, key=lambda one: _epoch(one)[1])}
+    links_first = sorted(newest.values(), key=lambda one: one.resolve() == one.absolute())
+    unique = {one.resolve(): one for one in links_first}
     if not unique:
         move, shards = "give the folder of its run, or the file", next(iter(sorted(root.glob("**/*.distcp"))), root)
         if shards != root:
@@ -132,7 +129,7 @@ def find_data(model: ModelFiles, branch: int | None = None) -> Path | None:
     """
     paths, name = model.source.paths, model.source.dataset.get("name")
     shared = [one for key, one in paths.items() if branch is None or not key.startswith("branch-")]
-    shared += [f"dataset/{name}{suffix}" for suffix in SETS]
+    shared += [f"{folder}{name}{suffix}" for folder in ("dataset/", "") for suffix in SETS]
     names, several = [own] if (own := paths.get(f"branch-{branch}")) else shared, list[Path]()
     for root in _roots(model):
         for name in names:

@@ -1,10 +1,10 @@
 """Import of files of the public HydraGNN, and its page."""
 
 import json
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from dataclasses import field as member
+from itertools import chain, count
 from pathlib import Path
 from shlex import quote
 from typing import Any
@@ -135,10 +135,10 @@ def import_folder(path: Path, out: Path, top_k: int | None = None) -> Import:
         raise failures[0]
     if top_k is not None and (lacking := len(checkpoints) - len(losses)) > 0:
         failures.append(InputError(f"{lacking} models without a validation loss were no candidates"))
-    pages, stores, names, count = list[Page](), list[Store](), list[str](), Counter[str]()
+    pages, stores, names = list[Page](), list[Store](), list[str]()
     for one in models:
-        count[one.name] += 1
-        names.append(one.name if count[one.name] == 1 else f"{one.name}-{count[one.name]}")
+        numbered = (f"{one.name}-{number}" for number in count(2))
+        names.append(next(name for name in chain([one.name], numbered) if name not in ("ensemble", *names)))
     with in_making(out) as making:
         alone = len(models) == 1
         for model, name in zip(models, names):
@@ -206,15 +206,14 @@ class Store:
 def _with_data(model: Imported, making: Path, stores: list[Store]) -> tuple[Imported, Store]:
     """Return a model as its data have it, and their store."""
     try:
-        place = find_data(model.files, model.branch if model.files.source.branches > 1 else None)
+        place = find_data(model.files, model.branch)
     except InputError as error:
         return model, Store(words=str(error))
     if place is None:
         return model, Store(words="none beside the checkpoint, so that nothing is measured")
     try:
         own, source, graphs = with_data(model, place)
-        number = own.branch if own.files.source.branches > 1 else -1
-        key = (place, number, repr(own.reading), own.settings.radius, own.settings.max_neighbours)
+        key = (place, own.branch, repr(own.reading), own.settings.radius, own.settings.max_neighbours)
         if (same := next((one for one in stores if one.key == key), None)) is not None:
             return own, same
         path = making / f"data{len(stores) + 1 if stores else ''}.h5"

@@ -44,7 +44,8 @@ class Imported:
     settings: FrozenSettings
     module: FrozenModel
     reading: Reading
-    branch: int
+    branch: int | None
+    """Number by which its graphs are told from others; None where every graph is its."""
 
 
 def imported_models(files: ModelFiles) -> list[Imported]:
@@ -65,11 +66,11 @@ def _models(files: ModelFiles, weights: dict[str, Tensor]) -> list[Imported]:
     names = sorted(settings.graph_heads, key=lambda name: int(name.removeprefix("branch-"))) or ["branch-0"]
     if not settings.graph_heads and "branch-0" not in settings.node_heads:
         raise InputError("it holds no branch-0, which that code takes where no branch has heads on graphs")
-    models = []
+    models, several = [], len(source.networks("graph")) > 1  # else that code takes branch-0 for every graph
     for name in names:
         own, tensors = of_branch(settings, weights, name)
         title, module = files.name + f"-{name.replace('-', '')}" * (len(names) > 1), build(own, tensors, dtype)
-        models.append(Imported(title, files, own, module, reading, int(name[7:])))
+        models.append(Imported(title, files, own, module, reading, int(name[7:]) if several else None))
     return models
 
 
@@ -197,15 +198,14 @@ def _record(
         epochs=run.train.epochs,
         parameters=sum(one.numel() for one in module.parameters()),
         start={OUTSIDE: weights_checksum(module.state_dict())},
+        notes=[note],
     )
-    test = np.flatnonzero(np.array(part_numbers(store)) == LABELS.index("testset"))
-    if store is None or run.split.kind != "given":
-        record = replace(record, notes=[note])
-    else:
-        member = Member(name=model.name, weight=1.0, model=trained, config=run, record=replace(record, data_hash=""))
-        record = validated_record(member, run, store, note)
     if store is None:
         return record, {}
+    if run.split.kind == "given":
+        own = Member(name=model.name, weight=1.0, model=trained, config=run, record=replace(record, notes=[]))
+        record = validated_record(own, run, store, note)
+    test = np.flatnonzero(np.array(part_numbers(store)) == LABELS.index("testset"))
     with torch.no_grad():
         errors = errors_on(trained.predict, store, test, trained.targets, Budget(max_graphs=32)) if len(test) else {}
     return record, errors

@@ -181,6 +181,7 @@ ROWS: list[tuple[int, dict[str, Any], FrozenSettings, dict[str, Any], str]] = [
     (6, {}, settings_of("SchNet", edge_dim=1), data(), NO),
     (6, architecture(edge_features=["lengths"]), settings_of("SchNet", "v3.0"), data(graph=SHIFTED), YES),
     (7, architecture(output_heads={"node": two()}), gin, {}, YES),
+    (7, architecture(output_heads={"graph": two()[:1], "node": two()}), gin, {}, YES),
     (7, architecture(output_heads={"graph": two(), "node": two()}), gin, {}, NO),
     (8, architecture(output_heads={"node": two(type="conv")}), gin, {}, YES),
     (8, CONVOLUTIONAL, gin, {}, NO),
@@ -308,7 +309,7 @@ def test_files_tell_what_they_suffered(
     [
         ({}, {}, []),
         ({"output_heads": {"node": two()}, "output_type": ["node"], "output_dim": [3]}, {}, [7]),
-        ({"output_heads": {"graph": HEADS["graph"], "node": two(type="conv")}}, {}, [8]),
+        ({"output_heads": {"graph": of_branches(2)["graph"], "node": two(type="conv")}}, {}, [8]),
         ({"activation_function": "gelu"}, {"Optimizer": None}, [10, 11]),
         ({"mpnn_type": "MACE"}, {"loss_function_type": "GaussianNLLLoss"}, [13]),
         ({"mpnn_type": "GAT", "use_graph_attr_conditioning": True}, {}, [22, 27]),

@@ -84,6 +84,9 @@ class Changed:
 
 
 GOOD = torch_bytes({"model_state_dict": {"module.a": torch.arange(10.0)}})
+TWICE = io.BytesIO(GOOD)
+with pytest.warns(UserWarning, match="Duplicate name"), zipfile.ZipFile(TWICE, "a") as records:
+    records.writestr(records.namelist()[-1], NUMBERS)
 HOSTILE: dict[str, tuple[bytes, str]] = {
     "calls a function": (whole(Code(os.system, "touch executed")), "system, which would run code"),
     "calls by optimizer": (
@@ -97,6 +100,16 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
     "beyond its end": (whole(tensor(10, 5, (10,), (1,))), "out of bounds"),
     "negative": (whole(tensor(10, 0, (-1,), (1,))), "damaged"),
     "no numbers": (archive({"model_state_dict": {"a": tensor(10, 0, (10,), (1,))}}, {}), "record has 0 bytes"),
+    "two records of one name": (TWICE.getvalue(), "encrypted or of one name"),
+    "a name of many dots": (torch_bytes({"branch-0" + ".a" * 100_000: torch.ones(1)}), "beside those of config.json"),
+    "two numbers of one name": (
+        torch_bytes({f"{prefix}a": torch.full((1,), len(prefix)) for prefix in ("", "module.")}),
+        "two tensors whose names differ in a prefix",
+    ),
+    "a wrapped name and the same": (
+        torch_bytes({f"{prefix}a": torch.ones(1) for prefix in ("", "_orig_mod.")}),
+        "two tensors whose names differ in a prefix",
+    ),
     "other size later": (archive({"model_state_dict": {"a": Changed()}}, {"0": NUMBERS}), "no branch-0"),
     "ten gigabytes of one string": (of_table(b"\x80\x05\x96" + (10**10).to_bytes(8, "little") + b"."), "damaged"),
     "a key whose hash has no end": (
@@ -255,6 +268,19 @@ def test_files_of_one_folder_do_not_become_those_of_another(tmp_path: Path) -> N
     page = hydragnn.import_public(tmp_path / "runs", tmp_path / "out")
     assert [Path(one.file).parent.name for one in page.models] == ["b"]
     assert "name that of" in page.left_out[0] and "of-others" not in page.data
+
+
+def test_a_set_of_the_name_of_the_data_is_found_one_folder_up(tmp_path: Path) -> None:
+    write_model(tmp_path / "run")
+    write_pickles(tmp_path / "some.pickle", sets_of_branches(1))
+    assert "48 graphs of" in import_folder(tmp_path / "run", tmp_path / "out").data
+
+
+def test_runs_have_folders_of_their_own(tmp_path: Path) -> None:
+    for folder in ("1/r", "2/r", "3/r-2", "4/ensemble"):
+        write_model(tmp_path / "runs" / folder)
+    page = import_folder(tmp_path / "runs", tmp_path / "out")
+    assert [one.run for one in page.models] == ["r", "r-2", "r-2-2", "ensemble-2"]
 
 
 def test_configuration_one_folder_up_and_a_broken_link(tmp_path: Path) -> None:
@@ -498,6 +524,27 @@ def test_all_of_a_set_says_how_it_is_read(name: str, tmp_path: Path, monkeypatch
     assert words in "\n".join(hydragnn.import_public(tmp_path / "run", tmp_path / "out").lines())
 
 
+def test_a_column_of_doubles_that_is_input_and_output_is_scaled_once(tmp_path: Path) -> None:
+    write_model(tmp_path / "run", output_dim=[1, 1])
+    file = tmp_path / "run" / "config.json"
+    config = json.loads(file.read_text())
+    scales = {"x_minmax": [[1.0, 9.0]], "y_minmax": [[0.0, 2.0], [1.0, 9.0]]}
+    outputs = {"output_names": ["energy", "elements"], "output_index": [0, 0], "output_dim": [1, 1]}
+    config["NeuralNetwork"]["Variables_of_interest"] |= {**scales, **outputs}
+    file.write_text(json.dumps(config))
+    sets = sets_of_branches(1)
+    columns = [sample["x"].astype(float) for some in sets.values() for sample in some]
+    write_bp(
+        tmp_path / "run" / "set.bp",
+        {key: [{**one, "x": one["x"].astype(float)} for one in some] for key, some in sets.items()},
+        {},
+    )
+    hydragnn.import_public(tmp_path / "run", tmp_path / "out")
+    store = open_store(tmp_path / "out" / "data.h5")
+    for name in ("atomic_numbers", "elements"):
+        assert store.column(name).values == pytest.approx(1 + 8 * np.concatenate(columns)[:, 0])
+
+
 def test_edges_without_lengths_are_an_input(tmp_path: Path) -> None:
     write_model(tmp_path / "run", mpnn_type="GAT", edge_features=["bond_order"])
     (page,) = hydragnn.import_public(tmp_path / "run", tmp_path / "out").models
@@ -523,6 +570,22 @@ def test_a_branch_without_the_heads_of_others_has_no_function(tmp_path: Path) ->
     write_model(tmp_path, output_heads={**heads, "node": heads["node"][:1]})
     with pytest.raises(InputError, match="output_heads has no node heads of branch-1"):
         imported_models(find_models(tmp_path)[0])
+
+
+@pytest.mark.parametrize("graph_heads", [0, 1])
+def test_all_graphs_are_those_of_branch_0_where_its_code_took_no_other(graph_heads: int, tmp_path: Path) -> None:
+    heads = of_branches(2)
+    heads["graph"] = heads["graph"][:graph_heads]
+    write_model(tmp_path / "run", output_heads=heads, output_type=["node"], output_dim=[3], task_weights=[1])
+    file = tmp_path / "run" / "config.json"
+    config = json.loads(file.read_text())
+    one = {"type": ["node"], "output_index": [2], "output_dim": [3], "output_names": ["forces"]}
+    config["NeuralNetwork"]["Variables_of_interest"] |= one
+    file.write_text(json.dumps(config))
+    write_pickles(tmp_path / "run" / "set.pickle", sets_of_branches(2))
+    page = hydragnn.import_public(tmp_path / "run", tmp_path / "out")
+    assert "48 graphs of" in page.data and page.models[0].test["forces"]["count"] == 144
+    assert any(one.number == 7 and one.verdict == "suffered" for one in page.models[0].findings)
 
 
 def test_a_branch_of_node_heads_alone_has_no_function(tmp_path: Path) -> None:
