@@ -20,7 +20,7 @@ LABELS = (
 REPEATS = ((1, 1, 1), (2, 1, 1), (2, 2, 1), (2, 2, 2))
 
 
-def make_alloys(out: Path, *, samples: int = 700, seed: int = 0) -> None:
+def make_alloys(out: Path, *, samples: int = 1000, seed: int = 0) -> None:
     """Make a store of alloys with EMT energies and forces.
 
     Half are bulk cells of 4 to 32 atoms, a quarter slabs (periodic in the plane), a quarter clusters of 4 to 20 atoms;

@@ -29,7 +29,7 @@ FIELDS = (
 )
 
 
-def make_plates(out: Path, *, samples: int = 400, seed: int = 0) -> None:
+def make_plates(out: Path, *, samples: int = 600, seed: int = 0) -> None:
     """Make a store of plates with their temperature and thermal compliance.
 
     div(k grad T) + q = loss * T with T = 0 on the pipes and insulated outer edges; k and q vary smoothly. Solved by

@@ -25,7 +25,7 @@ FIELDS = (
 )
 
 
-def make_polycrystals(out: Path, *, samples: int = 700, seed: int = 0) -> None:
+def make_polycrystals(out: Path, *, samples: int = 1000, seed: int = 0) -> None:
     """Make a store of polycrystals with conductivities and fluxes of grains.
 
     Grains conduct ten times better along their crystal axis than across it. The flux in a grain depends on what its
