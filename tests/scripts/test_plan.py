@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from hydragnn.runs import rank_steps
-from hydragnn.scripts.plan_command import critical_words
+from hydragnn.scripts.plan_command import PlannedMachine, critical_words
 from hydragnn.scripts.plan_curves import LOSSES, curves_line
 from tests.charged_rings import RUN, write_rings
 from tests.hydragnn.training.conftest import files
@@ -165,3 +165,11 @@ def test_ranks_that_are_started_take_steps_of_every_layout(config: Path) -> None
     times = [one["measured_seconds"] for one in plan["layouts"]]
     assert times == sorted(times)
     assert "measured with 2 ranks" in plan["network"]
+
+
+def test_a_plan_says_which_parts_of_the_network_options_state() -> None:
+    words = {name: PlannedMachine(**{name: 5.0}).network() for name in ("latency", "bandwidth")}
+    assert {name: one and one.source.partition(", as")[0] for name, one in words.items()} == {
+        "latency": "5 microseconds",
+        "bandwidth": "5 GB/s of a node",
+    }
