@@ -150,7 +150,7 @@ def _crystals(path: Path) -> Iterator[Any]:
 
 
 def _other_symmetry(block: Any) -> str:
-    """Return which symmetry of a CIF is not the one that ASE takes; else empty."""
+    """Return the symmetry of a CIF that ASE takes otherwise; else empty."""
     from ase.spacegroup import Spacegroup
 
     hall = block._get_any(("_space_group_name_hall", "_symmetry_space_group_name_hall"))

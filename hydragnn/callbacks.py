@@ -97,7 +97,7 @@ class TrainingCallback(Settings, ABC):
         """See the end of the run."""
 
     def close(self) -> None:
-        """Close what is open, however the run ended; may be called without ``begin``."""
+        """Close what is open, however the run ended, even without ``begin``."""
 
 
 class CsvLogger(TrainingCallback):

@@ -133,7 +133,7 @@ class BpColumns(Columns):
 
 
 def _opens(path: Path) -> bool:
-    """Return True where a child process can open a set and read its ends."""
+    """Return True where a child process can open and read a set."""
     files = sum(file.stat().st_size for file in path.glob("*"))
     child = os.fork()
     if child:

@@ -103,7 +103,7 @@ def _check_range(name: str, value: Any, annotation: Any) -> None:
 
 
 def _value_of_type(name: str, value: Any, annotation: Any) -> Any:
-    """Return a value of a simple type; others are left to the function itself."""
+    """Return a value of a simple type; others pass as they are."""
     annotation = _without_notes(annotation)
     several = get_origin(annotation) in (Union, UnionType)
     kinds = set(get_args(annotation)) if several else {annotation}

@@ -377,7 +377,7 @@ def read_json(path: Path) -> Any:
 
 
 def parsed_file(path: Path, parse: Callable[[str], T], language: str, largest: int, *, pipes: bool = False) -> T:
-    """Return the parsed text of a file, or of a pipe of the user.
+    """Return the parsed text of a file or of a pipe.
 
     InputError where it is missing, malformed, larger than so many bytes or a device, which may have no end.
     """

@@ -106,7 +106,7 @@ def _check_content(path: Path, _inode: int, size: int, _changed: int) -> None:
 
 
 def check_mark(path: Path, begin: bytes) -> None:
-    """Raise InputError for text in UTF-16, or with a mark few readers know."""
+    """Raise InputError for UTF-16, or a mark that few readers know."""
     halves = (begin[::2], begin[1::2]), (begin[1::2], begin[::2])
     double = any(text and zeros and not any(zeros) and min(text) > 8 for text, zeros in halves)
     of_utf8, xml = begin.startswith(BOM_UTF8), b"<" in begin[2:5]

@@ -39,7 +39,7 @@ SIDE, COPIED = 512, 2**25
 
 
 def peaks_of(device: torch.device, precision: str) -> Peaks:
-    """Return stated peaks of a GPU, or measured ones of this process's cores."""
+    """Return stated peaks of a GPU, or measured ones of these cores."""
     if device.type != "cuda":
         return measured_peaks("fp32" if precision == "tf32" else precision)
     name = torch.cuda.get_device_name(device)

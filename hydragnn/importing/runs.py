@@ -152,7 +152,7 @@ def _heads(model: Imported) -> Iterator[dict[str, Any]]:
 
 
 def part_numbers(store: GraphStore | None) -> list[int]:
-    """Return the number of the part of every graph; empty where nothing tells."""
+    """Return the part number of every graph; empty where nothing tells."""
     if store is None or PART.name not in {field.name for field in store.fields()}:
         return []
     numbers: list[int] = torch.as_tensor(store.column(PART.name).values).flatten().tolist()

@@ -93,7 +93,7 @@ open_counters: list[Counter] = []  # no ContextVar: gradients are computed in th
 
 
 def bytes_of(*groups: Iterable[Any]) -> float:
-    """Return the bytes of the distinct tensors of each group; expanded axes take none."""
+    """Return the bytes of each group's distinct tensors; expanded axes take none."""
     total = 0
     for tensor in (one for group in groups for one in {id(one): one for one in tensors_in(group)}.values()):
         numbers = tensor.numel()

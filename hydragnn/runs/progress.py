@@ -19,7 +19,7 @@ class Progress:
     """Progress on a console: a live bar, or lines now and then."""
 
     def __init__(self, console: Console | None = None) -> None:
-        """Show the bar or the lines on this console, by default that of stderr."""
+        """Show the bar or the lines on this console, or on stderr."""
         console = console or PlainConsole(stderr=True)
         self.console, self.total, self.valid = console, 0, ""
         self.last, self.speed = -SECONDS_BETWEEN_LINES, 0.0

@@ -92,7 +92,7 @@ def _label_count(target: Target, batch: GraphBatch) -> Float64[Tensor, ""]:
 def loss_sums(
     targets: Sequence[Target], predictions: Mapping[str, Distribution], batch: GraphBatch
 ) -> Float[Tensor, " targets"]:
-    """Return the summed errors of each target, normalised; zeros where another stage predicts it."""
+    """Return summed normalised errors of each target; zeros where another stage predicts."""
     absent = batch.positions.new_zeros(())
     sums = [loss_sum(t, predictions[t.name], batch) if t.name in predictions else absent for t in targets]
     return torch.stack([one.to(sums[0].dtype) for one in sums])
