@@ -98,7 +98,8 @@ class PlannedMachine:
         seconds = base.latency if self.latency is None else 1e-6 * self.latency
         between = base.between if self.bandwidth is None else 1e9 * self.bandwidth
         stated = {f"{1e6 * seconds:g} microseconds": self.latency, f"{between / 1e9:g} GB/s of a node": self.bandwidth}
-        words = f"{', '.join(text for text, own in stated.items() if own is not None)}, as options say; else {base.source}"
+        words = f"{', '.join(text for text, own in stated.items() if own is not None)}, as options say"
+        words = f"{words}; else {base.source}"
         return replace(base, latency=seconds, inside=min(seconds, base.inside), between=between, source=words)
 
 
