@@ -12,6 +12,7 @@ from xml.parsers.expat import ExpatError, ParserCreate
 import numpy as np
 
 from hydragnn.base.errors import InputError
+from hydragnn.base.files import open_packed
 from hydragnn.base.limits import check_readable
 from hydragnn.graphs.atomic import ReadResults
 
@@ -44,13 +45,6 @@ _PROGRAMS = {
     "xsf": (re.compile(rb"#.*total energy"), {"forces": "eV^2/Ha/Angstrom"}),
 }
 """Beginning of files of CP2K and aenet by format, and units of their values; ASE takes forces of XSF to be in Ha/Angstrom."""
-
-
-def open_packed(path: Path, mode: str = "rb") -> Any:
-    """Open a file that may be compressed."""
-    from ase.io.formats import open_with_compression
-
-    return open_with_compression(str(path), mode)
 
 
 def units_of(path: Path, kind: str) -> dict[str, str]:

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from hydragnn.base.errors import InputError
+from hydragnn.base.files import open_packed
 from hydragnn.base.limits import check_readable
-from hydragnn.graphs.calculation_files import open_packed
 
 _ENERGIES = "PotEng KinEng TotEng E_pair E_mol E_vdwl E_coul E_bond E_angle E_dihed E_impro E_long E_tail Enthalpy Econserve Ecouple"
 KINDS = dict.fromkeys(_ENERGIES.split(), "energy")

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from hydragnn.base.errors import InputError, as_missing
-from hydragnn.graphs.calculation_files import open_packed
+from hydragnn.base.files import open_packed
 
 QM9_UNITS = {"A": "GHz", "B": "GHz", "C": "GHz", "mu": "D", "alpha": "bohr^3", "homo": "Ha", "lumo": "Ha", "gap": "Ha"}
 QM9_UNITS |= {"r2": "bohr^2", **dict.fromkeys(("zpve", "U0", "U", "H", "G"), "Ha"), "Cv": "cal/mol/K"}

@@ -11,8 +11,9 @@ from types import MappingProxyType
 from typing import Any
 
 from hydragnn.base.errors import InputError
+from hydragnn.base.files import open_packed
 from hydragnn.base.limits import check_readable
-from hydragnn.graphs.calculation_files import check_counts, converged_steps, failure, open_packed, rows_of, with_energy
+from hydragnn.graphs.calculation_files import check_counts, converged_steps, failure, rows_of, with_energy
 from hydragnn.graphs.lammps_files import NO_ELEMENTS, frames_of_dump
 from hydragnn.graphs.molecule_files import is_qm9, molecule_of_qm9, molecules_of_sdf
 from hydragnn.graphs.pymatgen_json import is_pymatgen, pymatgen_structures

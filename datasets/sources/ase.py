@@ -12,12 +12,12 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field as Setting
 
 from hydragnn.base.errors import InputError
-from hydragnn.base.files import knows_locks
+from hydragnn.base.files import knows_locks, open_packed
 from hydragnn.datasets.sources.atoms_text import ATOMS, atoms_text
 from hydragnn.datasets.sources.base import Make, MakerOfMany, ObjectsBuild
 from hydragnn.datasets.sources.table_files import find_files
 from hydragnn.graphs.batch import GraphBatch
-from hydragnn.graphs.calculation_files import converged_steps, failure, open_packed, turned, units_of
+from hydragnn.graphs.calculation_files import converged_steps, failure, turned, units_of
 from hydragnn.graphs.lammps_files import LAMMPS_UNITS
 from hydragnn.graphs.molecule_files import QM9_UNITS
 from hydragnn.graphs.objects import library_of

@@ -371,6 +371,13 @@ LARGEST = 2**30
 """Bytes of a JSON file of ours; what is larger is something else."""
 
 
+def open_packed(path: Path, mode: str = "rb") -> Any:
+    """Open a file that may be compressed, by ASE."""
+    from ase.io.formats import open_with_compression
+
+    return open_with_compression(str(path), mode)
+
+
 def read_json(path: Path) -> Any:
     """Return the value in a JSON file; InputError if missing or damaged."""
     return parsed_file(path, json.loads, "JSON", LARGEST)
