@@ -152,16 +152,21 @@ def measured_course(accounts: Sequence[dict[str, Any]], schedule: Schedule) -> d
 
 
 def usage_of(accounts: Sequence[dict[str, Any]], makespan: float, graph_ranks: int = 1) -> Usage:
-    """Return how ranks spent the time until the last of them ended.
+    """Return how ranks spent the time until the last of them ended, and their work.
 
-    Energy is unknown where one rank does not know its own, and where ranks share batches.
+    Energy is unknown where one rank does not know its own; energy and work are where ranks share batches.
     """
     every = [account["phases"] for account in accounts]
     phases = {name: sum((own[name] for own in every), 0.0) for name in ("read", "compute", "write")}
     work, total = sum(phases.values()), makespan * len(accounts)
     usage = Usage(phases={**phases, "wait": max(0.0, total - work)}, busy=min(1.0, work / total) if total else None)
+    if graph_ranks > 1:
+        return usage
+    flops, moved = map(sum, zip((0.0, 0.0), *(account["work"] for account in accounts)))
+    peak_flops, peak_bytes = map(max, zip((0.0, 0.0), *(account["peaks"] for account in accounts)))
+    usage = replace(usage, flops=flops, bytes=moved, peak_flops=peak_flops, peak_bytes=peak_bytes)
     sources = dict.fromkeys(account["energy_source"] for account in accounts)
-    if None in sources or not sources or graph_ranks > 1:
+    if None in sources or not sources:
         return usage
     return replace(usage, joules=sum(account["joules"] for account in accounts), energy_source="; ".join(sources))
 

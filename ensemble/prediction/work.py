@@ -1,10 +1,11 @@
 """Work of one rank: predictions, segments, and the output."""
 
+import math
 import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 import torch
 
 from hydragnn.base.machine import visible_gpus
+from hydragnn.base.peaks import Peaks, peaks_of
 from hydragnn.distributed import this_launch
 from hydragnn.distributed.group import Group
 from hydragnn.ensemble.ensemble import UNKNOWN, Ensemble
@@ -23,7 +25,9 @@ from hydragnn.ensemble.prediction.parts import COUNTS, Parts
 from hydragnn.ensemble.prediction.schedule import PredictionTask
 from hydragnn.ensemble.prediction.sources import Source
 from hydragnn.graphs.texts import Texts, one_line
+from hydragnn.kernels.counting import Counter as Operations
 from hydragnn.runs.energy import Meter
+from hydragnn.runs.session import UNHURRIED
 
 KEEP_SECONDS = 5.0
 """Seconds of work after which it is kept, although its task is not finished."""
@@ -67,6 +71,9 @@ class PredictionWorker:
         self.group, self.ensemble, self.graphs, self.chunks, self.parts = group, ensemble, graphs, chunks, parts
         self.sink, self.check, self.needed = sink, check, ensemble.needed(graphs.store)
         self.done, self.largest, self.busy, self.load = 0, 0.0, 0.0, 0.0
+        self.rates: tuple[
+            float, ...
+        ] = ()  # operations and bytes of a load of 1, by the second batch: the first makes tables
         self.seconds = dict.fromkeys(("read", "keep", "join"), 0.0)
         sharing = -(-group.size // max(1, visible_gpus())) if this_launch().by == "alone" else 1
         self.meter = Meter(torch.device("cuda" if torch.cuda.is_available() else "cpu"), sharing)
@@ -124,9 +131,10 @@ class PredictionWorker:
             with self.timed("read"):
                 read = read_screened(store, chunk.graphs, needed, needed, chunk.numbers, optional)
         if read is not None and not chunk.reason:
-            for member in self.ensemble.members:
-                self.check()
-                outcomes.append(outcome_of(member, read))
+            with nullcontext() if self.done > 1 else self._counted(chunk.load):
+                for member in self.ensemble.members:
+                    self.check()
+                    outcomes.append(outcome_of(member, read))
             self.done += 1
             self.load += chunk.load
             predictions = self.ensemble.combine(read, outcomes)
@@ -145,6 +153,20 @@ class PredictionWorker:
             self.largest = max(self.largest, time.perf_counter() - began)
         return {**dict(zip(COUNTS, counts)), **reasons}, piece
 
+    @contextmanager
+    def _counted(self, load: float) -> Iterator[None]:
+        """Count the members' work on a batch, which stands for others by their loads."""
+        with Operations() as counter:
+            yield
+        self.rates = tuple(0.0 if math.isnan(one) else one / load for one in counter.totals)
+
+    def _peaks(self) -> Peaks:
+        """Return the peaks of the device; unknown after a short time on a CPU."""
+        models = [one.model for one in self.ensemble.members]
+        device, doubles = models[0].device, any(one.dtype == torch.float64 for one in models)
+        hurried = device.type != "cuda" and self.busy < UNHURRIED
+        return Peaks() if hurried else peaks_of(device, "fp64" if doubles else "fp32")
+
     def account(self) -> dict[str, Any]:
         """Return what this rank did and when."""
         (joules, _), (read, keep, join) = self.meter.values(), self.seconds.values()
@@ -155,6 +177,8 @@ class PredictionWorker:
             "busy": self.busy,
             "largest": self.largest,
             "phases": {"read": read, "compute": self.busy - read - keep, "write": keep + join},
+            "work": [one * self.load for one in self.rates or (0.0, 0.0)],
+            "peaks": self._peaks()[:2],
             "joules": joules,
             "energy_source": self.meter.counter.source if self.meter.counter else None,
         }

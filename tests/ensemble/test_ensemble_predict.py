@@ -24,8 +24,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hydragnn.base.errors import InputError, Interrupted
-from hydragnn.datasets import BatchSettings, MemoryStore
+from hydragnn.datasets import BatchSettings, MemoryStore, open_store
 from hydragnn.ensemble.ensemble import Ensemble
+from hydragnn.ensemble.members.member import load_member
 from hydragnn.ensemble.prediction import predict as predict_module
 from hydragnn.ensemble.prediction import rules, work
 from hydragnn.ensemble.prediction.formats import hdf5
@@ -36,7 +37,8 @@ from hydragnn.ensemble.prediction.parts import Parts
 from hydragnn.ensemble.prediction.predict import predict_to_file
 from hydragnn.ensemble.prediction.reporting import usage_of
 from hydragnn.ensemble.prediction.work import _OWN
-from hydragnn.graphs import Field, GraphBatch, graph_from_arrays
+from hydragnn.graphs import Field, GraphBatch, concatenate, graph_from_arrays
+from hydragnn.kernels.counting import Counter as Operations
 from hydragnn.models import Target
 from hydragnn.runs import energy
 from hydragnn.scripts import api
@@ -119,10 +121,14 @@ def test_reasons_count_without_the_numbers_of_their_graphs(reason: str, kind: st
 )
 def test_ranks_wait_for_the_last(end: float, sources: list[str | None], graph_ranks: int, expected: Any) -> None:
     phases = {"read": 1.0, "compute": 5.0, "write": 2.0}
-    accounts = [{"phases": phases, "joules": 50.0, "energy_source": one} for one in sources]
+    rest = {"joules": 50.0, "work": (6.0, 7.0), "peaks": (8.0, 9.0)}
+    accounts = [{"phases": phases, "energy_source": one, **rest} for one in sources]
     usage, count = usage_of(accounts, end, graph_ranks), len(sources)
     assert {name: usage.phases[name] for name in phases} == {name: count * value for name, value in phases.items()}
     assert (usage.phases["wait"], usage.busy, usage.joules, usage.energy_source) == expected
+    known = bool(sources) and graph_ranks == 1
+    assert (usage.flops, usage.bytes) == ((6.0 * count, 7.0 * count) if known else (0.0, 0.0))
+    assert (usage.peak_flops, usage.peak_bytes) == ((8.0, 9.0) if known else (0.0, 0.0))
 
 
 def test_joules_of_ranks(runs: list[Path], stored: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,6 +137,15 @@ def test_joules_of_ranks(runs: list[Path], stored: Path, tmp_path: Path, monkeyp
     usage = predict_to_file(runs[0], stored, tmp_path / "out.h5").usage
     looks, rest = divmod(usage.joules, 3.5)
     assert usage.energy_source == "stand-in" and looks >= 2 and rest == 0
+
+
+def test_operations_of_a_prediction(runs: list[Path], stored: Path, tmp_path: Path) -> None:
+    usage, store = predict_to_file(runs[0], stored, tmp_path / "out.h5").usage, open_store(stored)
+    model, batch = load_member(runs[0]).model, concatenate([store[number] for number in range(len(store))])
+    model.predict(batch)  # makes tables
+    with Operations() as counter:
+        model.predict(batch)
+    assert (usage.flops, usage.bytes) == pytest.approx(counter.totals, rel=0.05)
 
 
 @pytest.mark.parametrize("suffix", [".h5", ".csv", ".xyz"])
