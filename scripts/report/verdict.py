@@ -168,7 +168,7 @@ def coverage_finding(points: Points | ClassPoints | None, observed: float | None
         sentence = f"Intervals are {'somewhat' if grade == 'fair' else 'much'} too {side}."
     unknown = float(np.isnan(points.covered).mean()) if points is not None and points.covered is not None else 0.0
     if unknown:
-        sentence += f" {unknown * 100:.0f} % of values lie too far outside the training data for an interval."
+        sentence += f" {unknown * 100:.{int(unknown < 0.01)}f} % of values lie too far outside the training data for an interval."
     return Statement(grade=grade, sentence=sentence)
 
 

@@ -45,6 +45,13 @@ def covering(share: float, graphs: int = 10_000, each: int = 1) -> Any:
     return coverage_finding(points(graph < share * graphs, graph), share, 0.9)
 
 
+def unknown(share: float) -> Any:
+    """The finding on 1,000 graphs, of which a share has no interval."""
+    known = points(np.arange(1000) < 900, np.arange(1000))
+    known.upper[: round(share * 1000)] = np.nan
+    return coverage_finding(known, 0.9, 0.9)
+
+
 RIDGE = "on statistics of inputs, 0.05 against 0.1 eV. Train on more"
 EXACT = "0.05 against 0.1 eV. Predict with it, or train on labels of it (hydragnn data label)."
 PER_ATOM = replace(scores(0.1), ensemble={"mae": 0.1, "mae_per_node": 0.0123})
@@ -70,6 +77,8 @@ PER_ATOM = replace(scores(0.1), ensemble={"mae": 0.1, "mae_per_node": 0.0123})
         (covering(0.7), "poor", "overconfident"),
         (covering(1.0), "poor", "careful"),
         (covering(0.84, graphs=50), "good", "chance"),
+        (unknown(0.004), "good", " 0.4 % of values lie"),
+        (unknown(0.12), "good", " 12 % of values lie"),
         (covering(1.0, graphs=5, each=1000), "unknown", ""),
         *((spread_finding(rank), grade, "") for rank, grade in ((0.6, "good"), (0.3, "fair"), (0.0, "poor"))),
         *((spread_finding(rank), "unknown", "") for rank in (None, math.nan)),
