@@ -20,7 +20,7 @@ from hydragnn.hpo.launching.packs import PackLauncher
 from hydragnn.hpo.launching.sites import read_allocation, site_of
 from hydragnn.hpo.launching.steps import StepLauncher
 from hydragnn.hpo.preflight import as_begun, check_campaign, check_folder, is_begun, plan_on, write_settings
-from hydragnn.hpo.scheduling.scheduler import State, Trial
+from hydragnn.hpo.scheduling.state import FAILED, State, Trial
 from hydragnn.hpo.scheduling.trouble import LONGEST
 from hydragnn.hpo.settings import CampaignSettings
 from hydragnn.hpo.space.default import left_out_words
@@ -88,7 +88,7 @@ def run_search(
 def check_result(state: State, out: Path, source: str) -> None:
     """Raise InputError where a closed campaign came to nothing."""
     if state.best is None and state.ending in ("finished", "hopeless"):
-        failures = [trial for trial in state.trials.values() if trial.failure and trial.status in ("failed", "lost")]
+        failures = [trial for trial in state.trials.values() if trial.failure and trial.status in FAILED]
         raise InputError(f"{source}: {_without_success(state, failures, out)}")
 
 

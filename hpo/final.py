@@ -17,6 +17,7 @@ from hydragnn.hpo.journal import replay
 from hydragnn.hpo.launching.allocation_launcher import Launcher
 from hydragnn.hpo.objective import bounds_of
 from hydragnn.hpo.preflight import open_campaign
+from hydragnn.hpo.scheduling.state import FAILED
 from hydragnn.hpo.search_settings import SearchSettings
 from hydragnn.hpo.settings import CampaignSettings, GivenRun
 from hydragnn.hpo.space.parameters import IntRange
@@ -49,7 +50,7 @@ def run_final(
     """
     settings = final_settings(runs, out, like)
     status = run_search(settings, out, resume=True, workers=workers, launcher=launcher, on_event=on_event)
-    failed = [trial for trial in replay(out / JOURNAL).trials.values() if trial.status in ("failed", "lost")]
+    failed = [trial for trial in replay(out / JOURNAL).trials.values() if trial.status in FAILED]
     if status.status == "finished" and failed:
         raise InputError(
             f"{len(failed)} of {len(runs)} final trainings failed; {trial_folder(out, failed[0].number)}: {failed[0].reason}; "
@@ -98,8 +99,7 @@ def given_runs(folders: Iterable[Path], campaign: Path, *, seeds: int = 1, epoch
 
 def best_runs(campaign: Path) -> list[Path]:
     """Return the runs that came furthest; InputError without a campaign."""
-    candidates = [trial for trial in replay(campaign / JOURNAL).trials.values() if trial.results]
-    candidates = [trial for trial in candidates if trial.status not in ("failed", "lost")]
+    candidates = [one for one in replay(campaign / JOURNAL).trials.values() if one.results and one.status not in FAILED]
     best = sorted(candidates, key=lambda trial: (-len(trial.results), trial.results[-1], trial.number))
     if bounds := bounds_of(open_campaign(campaign).search.objective):
         levels = [[one for one in best if len(one.results) == level] for level in {len(one.results): 0 for one in best}]

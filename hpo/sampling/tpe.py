@@ -10,7 +10,7 @@ from optuna.storages import InMemoryStorage
 from optuna.trial import FrozenTrial, TrialState
 
 from hydragnn.hpo.sampling.sampler import DRAWS, History, Sampler, foreseen
-from hydragnn.hpo.scheduling.scheduler import Trial
+from hydragnn.hpo.scheduling.state import FAILED, Trial
 from hydragnn.hpo.space.parameters import Choice, Choices, IntRange, Parameter
 from hydragnn.hpo.space.points import Point, Space, near_point, value_at
 
@@ -84,7 +84,7 @@ class ParzenEstimators(Sampler):
         if values and len(history.bounds) > 1:
             values = self._foreseen[trial.number]
         broken = trial.status == "failed" and trial.failure is not None and trial.failure.kind == "out_of_memory"
-        if trial.status in ("failed", "lost") and not broken:
+        if trial.status in FAILED and not broken:
             state = TrialState.FAIL
         elif trial.status == "finished" or (values and not (self.knows_rungs and len(history.bounds) < 2)):
             state = TrialState.COMPLETE

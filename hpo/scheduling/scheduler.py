@@ -239,9 +239,8 @@ def _settle_failure(state: State, trial: Trial, kind: FailureKind, in_trouble: b
         put_in_line(state, replace(trial, micro_batches=2 * trial.micro_batches))
     else:
         lost = kind in MACHINE_FAULTS
-        state.put_trial(replace(trial, status="lost" if lost else "failed"))
-        if not state.succeeded:
-            state.set(failures=state.failures + 1)
+        put_result(state, replace(trial, status="lost" if lost else "failed"))
+        state.set(failures=state.failures + (not state.succeeded))
         return [Settle(trial=trial.number, outcome="lost" if lost else "failed")]
     return []
 

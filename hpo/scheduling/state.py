@@ -37,6 +37,8 @@ DELAY = 2
 """Results at a rung for every promotion from it, of several objectives."""
 
 TrialStatus = Literal["asked", "waiting", "running", "paused", "finished", "failed", "lost"]
+FAILED = ("failed", "lost")
+"""States of trials that ended without a result."""
 
 
 class Trial(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -563,25 +565,24 @@ def _position(state: State, number: int) -> tuple[float, int]:
 
 
 def put_result(state: State, trial: Trial) -> None:
-    """Replace a trial that just reached a rung; the leader follows."""
+    """Replace a trial that reached a rung or failed; the leader follows."""
     state.put_trial(trial)
     state.set(leader=_leader(state, trial))
 
 
-def _leader(state: State, trial: Trial) -> int:
-    """Return the best trial after one has a new value."""
-    if state.leader is None:
-        return trial.number
-    bounds = state.plan.bounds
+def _leader(state: State, trial: Trial) -> int | None:
+    """Return the best trial that did not fail, after one has changed."""
+    bounds, leader, has_failed = state.plan.bounds, state.leader, trial.status in FAILED
 
     def key(one: Trial, level: int = -1) -> tuple[float, tuple[float, ...], int]:
         return violation(one.values_at(level), bounds), one.values_at(level), one.number
 
-    if state.leader != trial.number:
-        return min(key(state.trials[state.leader]), key(trial))[-1]
-    if len(trial.results) < 2 or key(trial) <= key(trial, -2):
+    if leader is not None and leader != trial.number:
+        return leader if has_failed else min(key(state.trials[leader]), key(trial))[-1]
+    if not has_failed and (leader is None or len(trial.results) < 2 or key(trial) <= key(trial, -2)):
         return trial.number
-    return min(key(other) for other in state.trials.values() if other.results)[-1]
+    others = [key(other) for other in state.trials.values() if other.results and other.status not in FAILED]
+    return min(others)[-1] if others else None
 
 
 def segment(state: State, trial: Trial) -> float | None:

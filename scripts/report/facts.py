@@ -20,6 +20,7 @@ from hydragnn.hpo import CampaignHistory, TrialHistory
 from hydragnn.hpo.fronts import Bounds, violation
 from hydragnn.hpo.objective import bounds_of, goals_of, quantity_text
 from hydragnn.hpo.records import Effects
+from hydragnn.hpo.scheduling.state import FAILED
 from hydragnn.importing.page import Import
 from hydragnn.record import RunRecord
 from hydragnn.scripts.report.words import join
@@ -27,8 +28,6 @@ from hydragnn.scripts.report.words import join
 Values = NDArray[np.float64]
 Scores = Mapping[str, float | None]
 """Metrics of one predictor for one field on one part, by name."""
-FAILED = ("failed", "lost")
-"""States of trials that ended without a result."""
 
 
 def metric(scores: Scores | None, name: str) -> float:

@@ -27,7 +27,7 @@ from hydragnn.hpo.objective import check_bounds
 from hydragnn.hpo.sampling.gaussian import FAR, REACH, goal_scores
 from hydragnn.hpo.sampling.sampler import History, foreseen, proposals, sampler_class
 from hydragnn.hpo.sampling.tpe import Genetic, ParzenEstimators
-from hydragnn.hpo.scheduling.events import Opened, Plan, Proposed, Reached, Start
+from hydragnn.hpo.scheduling.events import Failed, Opened, Plan, Proposed, Reached, Start
 from hydragnn.hpo.scheduling.scheduler import State, Trial
 from hydragnn.hpo.scheduling.state import Rung
 from hydragnn.hpo.space.points import Point, is_point, point_key, space_of
@@ -500,3 +500,19 @@ def test_promotions_wait_for_results_where_each_is_at_an_end_of_the_front() -> N
             later.append(number + 1)
     assert all(results >= 2 * count for count, results in enumerate(later, 1))
     assert len(later) >= 30  # as many as halving lets go on when it knows all results
+
+
+@pytest.mark.parametrize("kind", ["diverged", "lost_node"])
+@pytest.mark.parametrize(("values", "best"), [((1.0, 2.0), 1), ((2.0, 1.0), 0), ((1.0,), None)])
+def test_a_trial_that_failed_after_a_rung_is_no_longer_the_best(kind: Any, values: Any, best: int | None) -> None:
+    state = State()
+    after(state, 0.0, Opened(plan=Plan(trials=len(values), rungs=(1, 2), reduction=1, retries=0), slots=("p", "q")))
+    for number in range(len(values)):
+        after(state, 0.0, Proposed(trial=number, values={"x": number}))
+    for number, value in enumerate(values):
+        after(state, 0.0, Reached(trial=number, attempt=1, epochs=1, value=value))
+    number = int(np.argmin(values))
+    assert state.best is not None and state.best.number == number
+    after(state, 1.0, Failed(trial=number, attempt=state.trials[number].attempt, kind=kind, message="NaN"))
+    assert state.trials[number].status in ("failed", "lost")
+    assert (None if state.best is None else state.best.number) == best
