@@ -81,6 +81,9 @@ def load(model: FrozenModel, tensors: Mapping[str, Tensor]) -> None:
     """Put weights in their places; InputError where they do not fit."""
     other = "config.json and checkpoint are of different models, or the file is incomplete"
     shards = f"{FAILURE} 4: the file has what one rank kept (FSDP); save the full state dictionary of all ranks"
+    for name, one in model.state_dict().items():
+        if one.is_floating_point() and not (own := tensors.get(name, one)).is_floating_point():
+            raise InputError(f"{name} of the checkpoint has dtype {own.dtype}; save the model before it is quantised")
     try:
         # not strict: names are compared below, where those of some versions alone may lack
         names = model.load_state_dict(tensors, strict=False, assign=True)

@@ -47,7 +47,7 @@ class ModelFiles:
     @cached_property
     def source(self) -> Source:
         """Return the configuration; InputError without one."""
-        return Source(_config(self.checkpoint.parent), Path("config.json"))
+        return Source(_config(self.checkpoint), Path("config.json"))
 
 
 def find_models(path: Path) -> list[ModelFiles]:
@@ -90,20 +90,20 @@ def _checkpoints(root: Path, names_of: re.Pattern[str]) -> Iterator[Path]:
         yield from (Path(folder) / name for name in names if names_of.fullmatch(name))
 
 
-def _config(folder: Path) -> Mapping[str, Any]:
+def _config(checkpoint: Path) -> Mapping[str, Any]:
     """Return the configuration beside a checkpoint, or one folder up or down."""
-    others = [*sorted(folder.glob("*/config.json")), *sorted(folder.glob("*.json"))]
-    for places in ([folder / "config.json"], [folder.parent / "config.json"], others):
-        tables = {place: read_json(place) for place in places if place.is_file()}
-        dicts = {place: one for place, one in tables.items() if isinstance(one, dict)}
-        configs = {place: one for place, one in dicts.items() if isinstance(one.get("NeuralNetwork"), dict)}
-        if any(one != next(iter(configs.values())) for one in configs.values()):
-            raise InputError(f"{' and '.join(map(str, configs))} differ; name that of {folder} config.json")
-        for place, value in configs.items():
-            if not isinstance(value["NeuralNetwork"].get("Architecture"), dict):
-                raise InputError(f"{place} has no NeuralNetwork.Architecture; copy it again")
-            return value
-    raise InputError(f"{folder} has no config.json of its model; copy the one that was written beside the checkpoint")
+    for folder in (checkpoint.parent, checkpoint.resolve().parent):  # of a link, that of its target comes second
+        others = [*sorted(folder.glob("*/config.json")), *sorted(folder.glob("*.json"))]
+        for places in ([folder / "config.json"], [folder.parent / "config.json"], others):
+            dicts = {place: one for place in places if place.is_file() and isinstance(one := read_json(place), dict)}
+            configs = {place: one for place, one in dicts.items() if isinstance(one.get("NeuralNetwork"), dict)}
+            if any(one != next(iter(configs.values())) for one in configs.values()):
+                raise InputError(f"{' and '.join(map(str, configs))} differ; name that of {folder} config.json")
+            for place, value in configs.items():
+                if not isinstance(value["NeuralNetwork"].get("Architecture"), dict):
+                    raise InputError(f"{place} has no NeuralNetwork.Architecture; copy it again")
+                return value
+    raise InputError(f"{checkpoint.parent} has no config.json of its model; copy the one of the checkpoint's run")
 
 
 def logged_losses(folder: Path) -> list[float] | None:
@@ -168,4 +168,4 @@ def has_files(path: Path) -> bool:
 
 
 def _roots(model: ModelFiles) -> list[Path]:
-    return [model.checkpoint.parent, *model.checkpoint.absolute().parents[1:4]]
+    return [root for file in (model.checkpoint.absolute(), model.checkpoint.resolve()) for root in file.parents[:4]]

@@ -80,9 +80,10 @@ def write_run(model: Imported, data: Path | None, out: Path, home: Path) -> Metr
     Its store will lie in ``home``; now it is ``data``.
     """
     reading, settings, module = model.reading, model.settings, model.module
-    if wrong := [name for name, one in module.state_dict().items() if not one.isfinite().all()]:
-        problem = f"{model.files.checkpoint} has NaN or infinite numbers in {wrong[0]}: its training diverged"
-        raise InputError(f"{problem}; import an earlier epoch")
+    for name, one in module.state_dict().items():
+        if not one.isfinite().all() or (name.endswith("running_var") and (one < 0).any()):
+            problem = f"NaN or infinite numbers, or variances below 0, in {name}: its training diverged"
+            raise InputError(f"{model.files.checkpoint} has {problem}; import an earlier epoch")
     dtype = next(module.parameters()).dtype
     public = {
         "kind": KIND,
@@ -155,8 +156,7 @@ def part_numbers(store: GraphStore | None) -> list[int]:
     """Return the part number of every graph; empty where nothing tells."""
     if store is None or PART.name not in {field.name for field in store.fields()}:
         return []
-    numbers: list[int] = torch.as_tensor(store.column(PART.name).values).flatten().tolist()
-    return numbers
+    return [*map(int, np.ravel(store.column(PART.name).values))]
 
 
 def parts_of(store: GraphStore | None) -> dict[str, Any]:
@@ -166,9 +166,7 @@ def parts_of(store: GraphStore | None) -> dict[str, Any]:
 
 def write_tuning(model: Imported, data: Path | None, out: Path) -> None:
     """Write a configuration that trains a run further."""
-    heads: list[dict[str, Any]] = [
-        {"kind": OUTPUT, "field": one.field.name, "weight": one.weight} for one in model.reading.outputs
-    ]
+    heads = [{key: head[key] for key in ("kind", "field", "weight")} for head in _heads(model)]
     heads[0] |= {"references": own} if (own := model.reading.by_element) else {}
     up, store = "" if data is not None and data.parent == out else "../", "data.h5" if data is None else data.name
     has_parts = part_numbers(None if data is None else open_store(data))

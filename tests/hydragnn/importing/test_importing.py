@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 import os
 import shlex
 import shutil
@@ -34,7 +35,7 @@ from hydragnn.hpo.space.parameters import Choices, IntRange
 from hydragnn.hpo.space.points import space_of
 from hydragnn.hpo.warm import warm_source
 from hydragnn.importing import data
-from hydragnn.importing.finding import find_models
+from hydragnn.importing.finding import find_data, find_models
 from hydragnn.importing.page import import_folder, read_page
 from hydragnn.importing.runs import imported_models, write_run
 from hydragnn.importing.variables import Variable
@@ -288,6 +289,51 @@ def test_configuration_one_folder_up_and_a_broken_link(tmp_path: Path) -> None:
     (tmp_path / "a" / "b" / "config.json").rename(tmp_path / "a" / "config.json")
     (tmp_path / "a" / "b" / "N.pk").symlink_to("N_epoch_7.pk")
     assert [one.checkpoint.name for one in find_models(tmp_path)] == ["N_epoch_1.pk"]
+
+
+def test_a_link_has_the_configuration_and_the_data_beside_its_target(tmp_path: Path) -> None:
+    file = write_model(tmp_path / "logs" / "run")
+    public_set(tmp_path / "logs" / "some.bp")
+    (tmp_path / "chosen").mkdir()
+    (tmp_path / "chosen" / "best.pk").symlink_to(file)
+    for place in (tmp_path / "chosen", tmp_path / "chosen" / "best.pk"):
+        (model,) = find_models(place)
+        assert model.source.table["NeuralNetwork"]
+        assert find_data(model) == tmp_path / "logs" / "some.bp"
+    (tmp_path / "chosen" / "config.json").write_text(json.dumps({"NeuralNetwork": {"Architecture": {"own": 1}}}))
+    assert find_models(tmp_path / "chosen")[0].source.table["NeuralNetwork"]["Architecture"] == {"own": 1}
+
+
+@pytest.mark.parametrize("data", [False, True])
+@pytest.mark.parametrize(
+    ("name", "change", "words"),
+    [
+        ("feature_layers.0.module.running_var", lambda own: own - 2, "variances below 0, in .*running_var"),
+        (
+            "feature_layers.0.module.running_var",
+            lambda own: own * math.nan,
+            "NaN or infinite numbers, or .*running_var",
+        ),
+        (
+            "feature_layers.0.module.running_var",
+            torch.Tensor.int,
+            "running_var of the checkpoint has dtype torch.int32",
+        ),
+        ("heads_NN.0.branch-0.0.weight", torch.Tensor.char, "weight of the checkpoint has dtype torch.int8"),
+    ],
+)
+def test_numbers_that_are_no_weights_are_refused(
+    name: str, change: Any, words: str, data: bool, tmp_path: Path
+) -> None:
+    file = write_model(tmp_path / "run")
+    content = torch.load(file, weights_only=True)
+    content["model_state_dict"][f"module.{name}"] = change(content["model_state_dict"][f"module.{name}"])
+    torch.save(content, file)
+    if data:
+        public_set(tmp_path / "set.bp")
+    with pytest.raises(InputError, match=words):
+        hydragnn.import_public(tmp_path, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_shards_of_torch_are_named_with_the_command_that_joins_them(tmp_path: Path) -> None:
