@@ -589,7 +589,7 @@ def report(
 ) -> Path:
     """Write a report as one self-contained HTML page; return its path.
 
-    Data, search, members, parity, calibration, worst cases, how to reproduce. InputError where other graphs are in ``store``.
+    `hydragnn report ENSEMBLE` shows data, search, members, errors, calibration, worst cases, and how to repeat it. Other graphs in ``store`` are refused.
     """
     place = as_path(source)
     place = own if ((own := place / "ensemble") / "import.json").is_file() else place  # of imported runs

@@ -85,7 +85,7 @@ def explain(
 def build(values: Values, as_json: bool) -> None:
     """Make a store from files of structures, graphs, meshes or tables.
 
-    Sources are extended XYZ or any ASE format, JSON of pymatgen, PyTorch Geometric, npz arrays and grids, meshes, tables, networks, images of grains.
+    `hydragnn data build BUILD.toml --out STORE.h5`. Sources are extended XYZ or any ASE format, JSON of pymatgen, PyTorch Geometric, npz arrays and grids, meshes, tables, networks, images of grains.
 
     Under `mpirun -n N`, `srun` or torchrun all ranks share the work and make the store that one process makes.
     """
@@ -154,7 +154,10 @@ def search(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="With --submit: only print the batch script.")] = False,
     device: Device = "",
 ) -> None:
-    """Search for good configurations, with early stopping, journalled and resumable."""
+    """Search for good configurations, with early stopping, journalled and resumable.
+
+    `hydragnn search CAMPAIGN.toml --out CAMPAIGN --workers 2`. Ctrl-C saves, `--resume` continues.
+    """
     if not (submit or dry_run):
         _tell_new(values["out"], values["out"], values["resume"])
         status = api.search(**values)
@@ -189,7 +192,7 @@ def status(
 ) -> None:
     """Show a campaign: trials, rungs, nodes, goodput, faults, costs, budget, forecast.
 
-    Reads the journal only: safe while the search runs, and from any machine that sees the folder. *Goodput* is the share of
+    `hydragnn status CAMPAIGN --watch`. Reads the journal only: safe while the search runs, and from any machine that sees the folder. *Goodput* is the share of
     all node-hours that went into training that counts. With `--json --watch` every line is one JSON value.
     """
     campaign_table(values["campaign"])  # says what is wrong with the folder
@@ -201,10 +204,8 @@ def status(
 def ensemble(values: Values, as_json: bool) -> None:
     """Build one calibrated ensemble from a campaign or from runs.
 
-    It is evaluated on the test part.
-
     `hydragnn ensemble CAMPAIGN --top-k 5 --out E` chooses members; `hydragnn ensemble RUN RUN RUN --out E` takes all of them:
-    finished runs on one store that predict the same fields. Validation graphs set their weights per field. Potentials of others are compared by `--baseline` (docs/foreign.md). Runs that each held another fold out become one
+    finished runs on one store that predict the same fields. Validation graphs set their weights per field, and test graphs judge them. Potentials of others are compared by `--baseline` (docs/foreign.md). Runs that each held another fold out become one
     ensemble by cross-validation (docs/uncertainty.md). After Ctrl-C the same command begins again.
     """
     result = api.build_ensemble(**values)
@@ -216,10 +217,9 @@ def ensemble(values: Values, as_json: bool) -> None:
 def predict(values: Values, as_json: bool) -> None:
     """Predict every graph with uncertainty.
 
-    Graphs that failed have a row, too, with the reason.
+    `hydragnn predict ENSEMBLE new.xyz --out new.csv`. Graphs that failed have a row, too, with the reason; where all did, it exits with 3.
 
     Under `mpirun -n N` or `srun` all ranks share the work; after an interruption `--resume` ends with the same bits.
-    Exits with 3 where not one graph could be predicted.
     """
     _tell_new(values["out"], Path(f"{values['out']}.parts"), values["resume"])
     result: Any = api.predict(**values)  # counts of the file

@@ -60,7 +60,7 @@ def source_named(kind: Any, origin: str) -> type[BuildSettings]:
         )
     kinds = [*_names(), *announced]
     hint = nearest(str(kind), kinds) if kind else f"add one of {', '.join(kinds)}"
-    raise InputError(f"{origin}: kind = {kind!r} is no kind of source; {hint}")
+    raise InputError(f"{origin}: {f'kind = {kind!r} is no kind of source' if kind else 'no key kind'}; {hint}")
 
 
 def read_build_settings(table: dict[str, Any], origin: Path) -> BuildSettings:

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -226,7 +227,7 @@ def _predict_opened(
     spent = {"preparing": ready - started, "predicting": worked - ready, "writing": time.perf_counter() - worked}
     result = reporting.prediction_result(job, schedule, counts, group.notes("done"), spent)
     parts.delete(joiner.names if job.keep_parts else ())
-    return result
+    return result if ensemble.knows_domain else replace(result, outside_training_domain=None)
 
 
 def work_through(

@@ -42,8 +42,8 @@ class PredictionResult(Shown):
     graphs: int
     failed: int
     """Graphs that could not be predicted; the file has the reason of each."""
-    outside_training_domain: int
-    """Graphs that do not look like the training data; the file says what is foreign about each."""
+    outside_training_domain: int | None
+    """Graphs that do not look like the training data, as the file says; None where the model has no training domain."""
     reasons: Mapping[str, int]
     """Graphs by reason of failure or of doubt, without numbers; the commonest."""
     ranks_lost: int
@@ -77,7 +77,7 @@ class PredictionResult(Shown):
             "predictions": str(self.out),
             "graphs": self.graphs,
             "failed": self.failed,
-            "outside the training domain": self.outside_training_domain,
+            **({} if (foreign := self.outside_training_domain) is None else {"outside the training domain": foreign}),
             **({"because": dict(self.reasons)} if self.reasons else {}),
             **({"ranks lost": self.ranks_lost} if self.ranks_lost else {}),
             "seconds": self.seconds,
@@ -87,8 +87,7 @@ class PredictionResult(Shown):
 
     def __str__(self) -> str:
         """Return counts of graphs and the speed."""
-        foreign = self.outside_training_domain
-        words = f", {foreign} outside the training domain" if foreign else ""
+        words = f", {foreign} outside the training domain" if (foreign := self.outside_training_domain) else ""
         return (
             f"{self.out}: {self.graphs - self.failed} of {self.graphs} graphs predicted{words}; "
             f"{self.graphs_per_second:.3g} graphs/s"

@@ -57,8 +57,7 @@ def parts_table(data: Data, cross_validated: bool = False) -> Table:
             "share": lambda name: f"{100 * data.parts[name] / total:.0f} %",
             "what it does": lambda name: purpose.get(name, ""),
         },
-        "Graphs by part; no graph is in two parts."
-        + (" These are the parts of the first member; others hold out other graphs." if cross_validated else ""),
+        "Graphs by part." + " These are the parts of the first member; others hold out other graphs." * cross_validated,
         prose=frozenset({3}),
     )
 
@@ -69,12 +68,9 @@ def fields_table(data: Data) -> Table:
     def all_or_some(counts: Mapping[str, tuple[int, int]]) -> str:
         if all(count == total for count, total in counts.values()):
             return "all"
-        return ", ".join(f"{count} of {total} {part}" for part, (count, total) in counts.items())
+        return ", ".join(f"{count} of {total} {part}" for part, (count, total) in counts.items() if total)
 
-    def labels(field: Field) -> str:
-        return all_or_some({part: data.labels[field.name][part] for part in data.parts})
-
-    fields = data.store.fields()
+    fields, some = data.store.fields(), {name: all_or_some(counts) for name, counts in data.labels.items()}
     return table_of(
         fields,
         {
@@ -87,7 +83,7 @@ def fields_table(data: Data) -> Table:
             "graphs that have it": lambda field: all_or_some(
                 {part: (data.present[field.name][part], total) for part, total in data.parts.items()}
             ),
-            **({"labels": labels} if any(labels(field) != "all" for field in fields) else {}),
+            **({"labels": lambda field: some[field.name]} if {*some.values()} - {"all"} else {}),
         },
         "Fields of the store.",
     )

@@ -22,6 +22,7 @@ from hydragnn.scripts.report.facts import (
     Points,
     Scores,
     Values,
+    best_member,
     error,
     is_categorical,
     metric,
@@ -43,7 +44,6 @@ def chapter(facts: Facts) -> Section | None:
     part = facts.part
     if part is None:
         return None
-    others = [other for name, other in facts.parts.items() if name != part.name]
     scores_of, nodes = partial(score_table, facts), facts.data.sizes.nodes if facts.data else None
     return Section(
         "errors",
@@ -53,7 +53,7 @@ def chapter(facts: Facts) -> Section | None:
         "baselines: a linear fit to composition, ridge and boosting on statistics of inputs, ridge on means by volume.",
         [parity(part, nodes), confusion(part)],
         [scores_of(part), class_table(part)],
-        [make(other) for other in others for make in (scores_of, class_table)],
+        [make(own) for name, own in facts.parts.items() if name != part.name for make in (scores_of, class_table)],
     )
 
 
@@ -143,10 +143,10 @@ def _compared(
     for field, one in part.scores.items():
         if is_categorical(one) != categorical:
             continue
-        best = one.members.get(one.best_member)
+        best = one.members.get(name := best_member(one))
         entries: list[tuple[str, Scores]] = [("trivial predictor", one.trivial)]
         entries += [(BASELINES.get(name, name), scores) for name, scores in one.baselines.items()]
-        entries += [(f"best single model ({one.best_member})" if one.ensemble else "model", best)] if best else []
+        entries += [(f"best single model ({name})" if one.ensemble else "model", best)] if best else []
         entries += [("ensemble", one.ensemble)] if one.ensemble else []
         for name, scores in entries:
             ratio = error(scores) / error(one.trivial) if error(one.trivial) else math.nan
@@ -181,9 +181,8 @@ def score_table(facts: Facts, part: Part) -> Table:
         ),
         "R²": lambda _, one, own: share(metric(own, "r2")),
     }
-    absent = ["MAE per node"] * (not grows) + ["relative L2"] * (not relative)
-    for name in absent + ["RMSE by volume"] * (not by_volume) + ["ACC"] * (not anomalies):
-        del columns[name]
+    optional = {"MAE per node": grows, "RMSE by volume": by_volume, "ACC": anomalies, "relative L2": relative}
+    columns = {name: cell for name, cell in columns.items() if optional.get(name, True)}
     return Table(
         header=("field", "predictor", *columns, "MAE / trivial"),
         **_compared(part, False, lambda *row: tuple(cell(*row) for cell in columns.values())),

@@ -47,7 +47,7 @@ def error(scores: Scores | None) -> float:
 
 def model_scores(one: TargetEvaluation) -> Scores:
     """Return the scores of the ensemble, else of the best model."""
-    return one.ensemble or one.members.get(one.best_member) or one.trivial
+    return one.ensemble or one.members.get(best_member(one)) or one.trivial
 
 
 def is_categorical(one: TargetEvaluation) -> bool:
@@ -59,10 +59,23 @@ BETTER = 1.02
 """Ratio of errors from which a part is better than the ensemble."""
 
 
-def best_baseline(one: TargetEvaluation) -> str:
-    """Return the simple predictor with the smallest error; empty without any."""
-    errors = {name: error(scores) for name, scores in one.baselines.items() if math.isfinite(error(scores))}
-    return min(errors, key=lambda name: errors[name], default="")
+def smallest_error(predictors: Mapping[str, Scores]) -> str:
+    """Return the predictor with the smallest error; empty without any."""
+    finite = [name for name, scores in predictors.items() if math.isfinite(error(scores))]
+    return min(finite, key=lambda name: error(predictors[name]), default="")
+
+
+def best_member(one: TargetEvaluation) -> str:
+    """Return the member with the smallest error; empty where members predicted different graphs."""
+    return one.best_member and (smallest_error(one.members) or one.best_member)
+
+
+def predictors(one: TargetEvaluation) -> dict[str, Scores]:
+    """Return scores of the trivial predictor, best simple one, best member and ensemble."""
+    simple, member = one.baselines.get(smallest_error(one.baselines)), one.members.get(best_member(one))
+    best = "best member" if one.ensemble else "model"
+    every = {"trivial": one.trivial, "best simple": simple, best: member, "ensemble": one.ensemble}
+    return {name: scores for name, scores in every.items() if scores}
 
 
 def better_baseline(one: TargetEvaluation) -> str:
@@ -70,14 +83,14 @@ def better_baseline(one: TargetEvaluation) -> str:
 
     An ensemble by 2 %, since it may be a member.
     """
-    best, own = best_baseline(one), error(model_scores(one)) / (BETTER if one.ensemble else 1.0)
+    best, own = smallest_error(one.baselines), error(model_scores(one)) / (BETTER if one.ensemble else 1.0)
     return best if best and error(one.baselines[best]) < min(own, error(one.trivial)) else ""
 
 
 def better_member(one: TargetEvaluation) -> str:
     """Return the best member if 2 % better; else empty."""
-    best = one.members.get(one.best_member) if one.ensemble and len(one.members) > 1 else None
-    return one.best_member if best and error(model_scores(one)) > BETTER * error(best) else ""
+    best = best_member(one) if one.ensemble and len(one.members) > 1 else ""
+    return best if best and error(one.ensemble) > BETTER * error(one.members[best]) else ""
 
 
 def ratio(one: TargetEvaluation) -> float:
@@ -316,6 +329,12 @@ class Facts:
     data_problem: str = ""
     graphs: PartGraphs | None = None
     """Graphs of the part that the verdict is about; None without its store."""
+
+    @property
+    def notes(self) -> list[str]:
+        """Return what trainings noted on their data, such as copies in two parts."""
+        records = (self.run, self.campaign and self.campaign.best_record, *self.members.values())
+        return list(dict.fromkeys(note for record in records if record for note in record.notes))
 
     @property
     def parts(self) -> dict[str, Part]:

@@ -19,7 +19,7 @@ from hydragnn.base.shown import visible
 from hydragnn.ensemble import TargetEvaluation
 from hydragnn.scripts.report import data, errors, node_time, origin, search, training, uncertainty, where
 from hydragnn.scripts.report.collect import collect, ensemble_facts
-from hydragnn.scripts.report.facts import Facts, best_baseline, better_baseline, error, is_categorical, metric, ratio
+from hydragnn.scripts.report.facts import Facts, better_baseline, error, is_categorical, metric, predictors, ratio
 from hydragnn.scripts.report.verdict import THRESHOLDS, verdict
 from hydragnn.scripts.report.words import join, measured, pretty_unit, text, with_unit
 from hydragnn.scripts.showing import Result
@@ -153,16 +153,16 @@ def summary(ensemble_folder: Path) -> Result:
     ]
     lost = [f"{field} ({better})" for field, one in part.scores.items() if (better := better_baseline(one))]
     lines += [f"A simple predictor is better for {join(lost)}."] if lost else []
+    lines += [f"Note: {note}." for note in facts.notes]
     return Result(value={}, table=[_row(field, one) for field, one in part.scores.items()], lines=lines)
 
 
 def _row(field: str, one: TargetEvaluation) -> dict[str, str]:
-    best, simple = one.members.get(one.best_member), one.baselines.get(best_baseline(one))
     share, covered = ratio(one) if one.ensemble else math.nan, metric(one.ensemble, "coverage")
-    predictors = {"trivial": one.trivial, "best simple": simple, "best single": best, "ensemble": one.ensemble}
+    errors = {name: measured(error(scores)) for name, scores in predictors(one).items()}
     return {
         "field": with_unit(field, one.unit),
-        **{name: measured(error(scores)) if scores else "–" for name, scores in predictors.items()},
+        **dict.fromkeys(("trivial", "best simple", "best member", "ensemble"), "–") | errors,
         "ratio": f"{share:.3f}" if math.isfinite(share) else "–",
         "covered": f"{covered * 100:.1f} %" if math.isfinite(covered) else "–",
     }

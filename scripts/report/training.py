@@ -99,7 +99,8 @@ def members_chapter(facts: Facts) -> Section | None:
     if manifest is None:
         return None
     selection = manifest.selection
-    lead = [f"The ensemble has {len(manifest.members)} member(s)."]
+    simple = f", and simple ones for {join(list(manifest.simple.fitted))}" if manifest.simple.fitted else ""
+    lead = [f"The ensemble has {len(manifest.members)} member{'s' * (len(manifest.members) > 1)}{simple}."]
     idle = [own.name for place, own in enumerate(manifest.members) if _weights(facts, place) == "0"]
     lead += [f"Weights on validation graphs leave {join(idle)} out: the others carry every prediction."] if idle else []
     if "held-out" in evaluation.parts:
@@ -124,7 +125,8 @@ def members_chapter(facts: Facts) -> Section | None:
 
 def members_table(facts: Facts) -> Table:
     """Return every member: weight, what distinguishes it, errors, cost."""
-    part, flat = facts.part, {name: dict(leaves(record.config)) for name, record in facts.members.items()}
+    scores = facts.part.scores if facts.part else {}
+    flat = {name: dict(leaves(record.config)) for name, record in facts.members.items()}
     space = list(facts.campaign.search["space"]) if facts.campaign else []
     paths = [path for path in space if any(own.get(path) is not None for own in flat.values())]
     if not space:
@@ -134,8 +136,7 @@ def members_table(facts: Facts) -> Table:
     rows = []
     for position, name in enumerate(entry.name for entry in facts.manifest.members) if facts.manifest else ():
         record = facts.members.get(name)
-        errors = [error(one.members.get(name)) for one in part.scores.values()] if part else []
-        cost = ("–", "–", "–")
+        errors, cost = [error(one.members.get(name)) for one in scores.values()], ("–", "–", "–")
         if record:
             cost = (thousands(record.parameters), str(record.epochs), duration(record.cost.seconds))
         settings = [text(flat[name].get(path)) if record else "–" for path in paths]
@@ -144,18 +145,14 @@ def members_table(facts: Facts) -> Table:
     for field, name in ((field, name) for field, own in simple.items() for name in own):
         assert facts.manifest is not None
         weight = f"{field} {facts.manifest.weights[field][-1]:.3g}"
-        scores = part.scores.items() if part else ()
-        errors = [error(one.baselines.get(name) if own == field else None) for own, one in scores]
+        errors = [error(one.baselines.get(name) if own == field else None) for own, one in scores.items()]
         rows.append((BASELINES.get(name, name), weight, *("–" for _ in paths), *map(measured, errors), "–", "–", "–"))
-    heads = [
-        with_unit(f"{name} {'wrong' if is_categorical(one) else 'MAE'}", one.unit)
-        for name, one in (part.scores.items() if part else ())
-    ]
+    heads = [with_unit(f"{name} {'wrong' if is_categorical(one) else 'MAE'}", one.unit) for name, one in scores.items()]
     return Table(
         header=("member", "weight", *(short(path) for path in paths), *heads, "parameters", "epochs", "training time"),
         rows=rows,
-        caption=f"The members, with what distinguishes them and their errors on the {part.name} part."
-        if part
+        caption=f"The members, with what distinguishes them and their errors on the {facts.part.name} part."
+        if facts.part
         else "The members.",
     )
 

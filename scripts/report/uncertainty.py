@@ -22,7 +22,6 @@ def chapter(facts: Facts) -> Section | None:
     part, nominal = facts.part, facts.evaluation.nominal
     if part is None or facts.manifest is None:
         return None
-    parts = list(facts.parts.values())
     chapter = Section(
         "uncertainty",
         "Uncertainty and intervals",
@@ -31,7 +30,12 @@ def chapter(facts: Facts) -> Section | None:
         + " ".join(f"{name}: {own.sentence}." for name, own in facts.manifest.calibration.items()),
         [calibration(part, nominal), spread_against_error(part), reliability(part)],
         uncertainty_tables(part, nominal),
-        [table for other in parts if other.name != part.name for table in uncertainty_tables(other, nominal)],
+        [
+            table
+            for other in facts.parts.values()
+            if other.name != part.name
+            for table in uncertainty_tables(other, nominal)
+        ],
     )
     return chapter if any(chapter.figures) or any(chapter.tables) else None
 
@@ -53,10 +57,7 @@ def _draw_reliability(points: ClassPoints, axes: Axes) -> None:
     group = np.minimum((confidence * BINS).astype(np.int64), BINS - 1)
     count = np.bincount(group, minlength=BINS)
     some = count > 0
-    promised, observed = (
-        np.bincount(group, weights=np.asarray(weights, dtype=np.float64), minlength=BINS)[some] / count[some]
-        for weights in (confidence, right)
-    )
+    promised, observed = (np.bincount(group, own, BINS)[some] / count[some] for own in (confidence, right))
     canvas.square(axes, 0.0, 1.0, 1.02)
     axes.plot(promised, observed, "-o", markersize=6)
     axes.set_xlim(0, 1.02)
@@ -64,13 +65,10 @@ def _draw_reliability(points: ClassPoints, axes: Axes) -> None:
     canvas.label(axes, "probability of the predicted class", "share of right ones")
 
 
-def observed_levels(points: Points) -> Values | None:
-    """Return the coverage of Gaussian intervals of all ``LEVELS``; None without spreads."""
-    spread = points.spread
-    if spread is None:
-        return None
+def observed_levels(error: Values, spread: Values) -> Values:
+    """Return the coverage of Gaussian intervals of all ``LEVELS``."""
     z = ndtri(0.5 + np.array(LEVELS) / 2)
-    inside = np.abs(points.error)[None, :] <= z[:, None] * np.maximum(spread, 1e-300)[None, :]
+    inside = np.abs(error)[None, :] <= z[:, None] * np.maximum(spread, 1e-300)[None, :]
     return np.asarray(inside.mean(axis=1), dtype=np.float64)
 
 
@@ -89,20 +87,19 @@ def calibration(part: Part, nominal: float) -> Figure | None:
         "that probability. On the diagonal the promise is kept; below it the model is overconfident, above it too cautious. "
         f"The line uses the predicted spread; the diamond is the conformal {promise} interval that predictions carry.",
         {
-            name: (partial(_draw_calibration, points, nominal), note(points))
+            name: (partial(_draw_calibration, points, spread, nominal), note(points))
             for name, points in part.numbers.items()
-            if points.spread is not None
+            if (spread := points.spread) is not None
         },
         height=310,
     )
 
 
-def _draw_calibration(points: Points, nominal: float, axes: Axes) -> None:
+def _draw_calibration(points: Points, spread: Values, nominal: float, axes: Axes) -> None:
     canvas.square(axes, 0.0, 1.0, 1.02)
-    observed, promised = observed_levels(points), (0, *LEVELS, 1)
-    if observed is not None:
-        axes.fill_between(promised, promised, (0, *observed, 1), color=canvas.ACCENT, alpha=0.15, linewidth=0)
-        axes.plot(promised, (0, *observed, 1))
+    observed, promised = (0, *observed_levels(points.error, spread), 1), (0, *LEVELS, 1)
+    axes.fill_between(promised, promised, observed, color=canvas.ACCENT, alpha=0.15, linewidth=0)
+    axes.plot(promised, observed)
     if points.covered is not None:
         edge: dict[str, Any] = {"markeredgecolor": canvas.PAPER, "markeredgewidth": 1}
         axes.plot([nominal], [float(np.nanmean(points.covered))], "D", color=canvas.INK, markersize=7, **edge)
@@ -157,7 +154,7 @@ def uncertainty_tables(part: Part, nominal: float) -> list[Table]:
         [
             (field, *units, *(measured(metric(one.ensemble, key)) for key in keys.values()))
             for field, one in part.scores.items()
-            for units in [() if categorical else (pretty_unit(one.unit),)]
+            for units in [() if categorical else (pretty_unit(one.unit) or "–",)]
             if "spearman" in one.ensemble and is_categorical(one) == categorical
         ]
         for keys, categorical in ((columns, False), (sets, True))
@@ -187,13 +184,13 @@ def domain_chapter(facts: Facts) -> Section | None:
         return None
     by_detector, allowed = domain["flagged_by_detector"], domain["false_alarms"]
     expected = domain.get("expected", allowed)
-    columns = {name: lambda part, name=name: f"{100 * by_detector[part][name]:.1f}" for name in domain["detectors"]}
     few = f" Held-out graphs are so few that about {100 * expected:.1f} are flagged."
+    columns = {name: lambda part, name=name: f"{100 * by_detector[part][name]:.1f}" for name in domain["detectors"]}
     flags = table_of(
         domain["flagged"],
         {"part": str, "flagged": lambda part: f"{100 * domain['flagged'][part]:.1f}", **columns},
-        f"Graphs outside the training domain, in percent. Thresholds allow {100 * allowed:.1f} in validation and parts like it; "
-        "detectors overlap." + few * (expected > allowed),
+        f"Graphs outside the training domain, in percent. Thresholds allow {100 * allowed:.1f} of validation and calibration "
+        "graphs together, and of graphs like these; detectors overlap." + few * (expected > allowed),
     )
     lead = "Every prediction comes with a score of how unlike the training part its graph is, and with the detector that says so."
     return Section("domain", "Training domain", lead, tables=[flags])

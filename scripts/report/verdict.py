@@ -13,12 +13,13 @@ from hydragnn.scripts.report.facts import (
     Facts,
     Part,
     Points,
-    best_baseline,
+    best_member,
     better_baseline,
     better_member,
     error,
     metric,
     model_scores,
+    predictors,
     ratio,
 )
 from hydragnn.scripts.report.origin import failures_of
@@ -32,7 +33,7 @@ NARROW, BROAD = 0.03, 0.08  # |coverage - nominal|
 RANKS, BARELY_RANKS = 0.5, 0.2  # Spearman correlation of spread and error
 
 THRESHOLDS = (
-    f"Error: good below {USEFUL:g} times the error of the trivial predictor (the mean of the training part; for forces zero), "
+    f"Error: good below {USEFUL:g} times the error of the trivial predictor (the mean of the training part; of energies with reference values the composition; of forces zero), "
     f"fair below {WEAK:g}, poor above; at most fair where a simple baseline has a smaller error. "
     f"Coverage: good within {NARROW * 100:g} percentage points of the promise, or within {BROAD * 100:g} where that is less "
     "than two standard errors (whole graphs counted, since values of one graph stand or fall together); "
@@ -66,14 +67,8 @@ class FieldVerdict:
     @property
     def bars(self) -> list[tuple[str, float, float]]:
         """Return predictors with their errors, and these in percent of the largest."""
-        one = self.scores
-        simple = one.baselines.get(best_baseline(one))
-        best = "best member" if one.ensemble else "model"
-        rows = [("trivial", one.trivial), ("best simple", simple), (best, one.members.get(one.best_member))]
-        rows += [("ensemble", one.ensemble)] if one.ensemble else []
-        errors = [(name, error(scores)) for name, scores in rows if scores is not None]
-        known = [value for _, value in errors if math.isfinite(value)]
-        longest = max(known, default=0.0) or 1.0
+        errors = [(name, error(scores)) for name, scores in predictors(self.scores).items()]
+        longest = max((value for _, value in errors if math.isfinite(value)), default=0.0) or 1.0
         return [(name, value, 100 * value / longest if math.isfinite(value) else 0.0) for name, value in errors]
 
 
@@ -124,7 +119,7 @@ def error_finding(one: TargetEvaluation) -> Statement:
     of_node = metric(model_scores(one), "mae_per_node")
     if math.isfinite(of_node):
         sentence += f" It is {per_node(of_node, one.unit)}."
-    best = one.members.get(one.best_member)
+    best = one.members.get(best_member(one))
     if one.ensemble and best is not None and len(one.members) > 1 and share > 0:
         gain = 1 - own / error(best) if error(best) > 0 else 0.0
         side = f"{abs(gain) * 100:.0f} % {'below' if gain >= 0 else 'above'}"
@@ -262,16 +257,15 @@ def _explanation(facts: Facts, fields: Sequence[FieldVerdict], part: Part | None
     if covered and facts.manifest is not None:
         share = span([f"{value:.0f}" for value in sorted(covered)])
         sentences.append(f"Its {facts.evaluation.nominal * 100:.0f} % intervals hold {share} % of the true values.")
-    members = {f.field: better_member(f.scores) for f in fields}
-    simple = {f.field: better_baseline(f.scores) for f in fields}
-    for words, better in (("One member alone", members), ("A simple baseline", simple)):
-        names = [f"{field} ({name})" for field, name in better.items() if name]
+    for words, better in (("One member alone", better_member), ("A simple baseline", better_baseline)):
+        names = [f"{f.field} ({name})" for f in fields if (name := better(f.scores))]
         sentences += [f"{words} is better for {join(names)}."] if names else []
     return " ".join(sentences)
 
 
 def _cautions(facts: Facts, part: Part | None, fields: Sequence[FieldVerdict]) -> Iterator[str]:
     manifest = facts.manifest
+    yield from (f"Note: {note}." for note in facts.notes)
     if part is not None and part.name == "held-out":
         yield (
             "There is no test part: every graph was predicted by the members that had not seen it, with intervals from the other "
@@ -289,11 +283,9 @@ def _cautions(facts: Facts, part: Part | None, fields: Sequence[FieldVerdict]) -
         yield "A single model says nothing about its own uncertainty; an ensemble does."
     elif len(manifest.members) < 3:
         yield "Fewer than three members: the spread between them says little."
-    lost = len(facts.evaluation.failed.get(part.name, {})) if part is not None else 0
-    if part is not None and lost:
+    if part is not None and (lost := len(facts.evaluation.failed.get(part.name, {}))):
         yield f"{lost} graph(s) of the {part.name} part could not be predicted and are not counted."
-    weak = join([f.field for f in fields if f.spread.grade == "poor"])
-    if weak:
+    if weak := join([f.field for f in fields if f.spread.grade == "poor"]):
         yield f"For {weak} the spread does not tell good predictions from bad ones: use the interval, not the ranking."
     for name, other in facts.parts.items():
         if name not in ("test", "held-out", "valid") and other.scores:

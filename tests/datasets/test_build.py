@@ -349,7 +349,7 @@ def test_pairs_are_taken_as_they_are_listed_and_never_doubled(kind: str, case: s
 
 SETTINGS = {
     "unknown kind": ({"kind": "asee"}, "kind = 'asee' is no kind of source; did you mean ase?"),
-    "no kind": ({}, "kind = None is no kind of source; add one of ase, climate, grains"),
+    "no kind": ({}, "no key kind; add one of ase, climate, grains"),
     "unknown key": (ase_table(cutof=3.0), "unknown key cutof; did you mean cutoff?"),
     "foreign key": (table_of("pyg", cutoff=3.0), "unknown key cutoff"),
     "missing key": (table_of("ase"), "missing key cutoff; add it"),

@@ -155,7 +155,8 @@ def test_a_single_run_claims_no_uncertainty_and_no_domain(
     """A file has no column for what is not known, and graphs that failed have no number in the others."""
     out = tmp_path / f"out{suffix}"
     result = predict_to_file(runs[0], structures, out, quiet=False)
-    assert (result.failed, result.outside_training_domain, list(result.reasons.values())) == (1, 0, [1])
+    assert (result.failed, result.outside_training_domain, list(result.reasons.values())) == (1, None, [1])
+    assert not any("domain" in key for key in result.table())
     assert all(result.usage.phases[name] > 0 for name in ("read", "compute", "write"))
     plan = json.loads(out.with_name(f"{out.name}.plan.json").read_text())
     assert plan["measured"]["usage"] == result.to_json()["usage"]

@@ -154,6 +154,17 @@ def test_a_damaged_file_is_named_and_nothing_is_written(
     assert not (folder / "report.html").exists()
 
 
+@pytest.mark.parametrize("kind", ["ensemble", "campaign", "run"])
+def test_copies_in_two_parts_are_noted_wherever_errors_are_shown(samples: Any, kind: str, tmp_path: Path) -> None:
+    note = "12 of 12 graphs outside the training part are copies"
+    folder = tmp_path / kind
+    shutil.copytree(getattr(samples, kind), folder)
+    for path in folder.rglob("record.json"):
+        write_record(replace(read_record(path.parent), notes=[note]), path.parent)
+    assert verdict(collect(folder)).cautions.count(f"Note: {note}.") == 1
+    assert kind != "ensemble" or f"Note: {note}." in summary(folder).lines
+
+
 def test_data_of_another_kind_is_told_apart_from_the_verdict(samples: Any) -> None:
     facts = collect(samples.ensemble)
     parts = {**facts.evaluation.parts, "hot": facts.evaluation.parts["test"]}

@@ -54,6 +54,8 @@ def unknown(share: float) -> Any:
 
 RIDGE = "on statistics of inputs, 0.05 against 0.1 eV. Train on more"
 EXACT = "0.05 against 0.1 eV. Predict with it, or train on labels of it (hydragnn data label)."
+MAE_BEST = replace(scores(0.1), members={"0": {"mae": 0.2, "rmse": 0.1}, "1": {"mae": 0.08, "rmse": 0.3}})
+"""The member with the smallest RMSE, which ``best_member`` names, is not the one with the smallest MAE."""
 PER_ATOM = replace(scores(0.1), ensemble={"mae": 0.1, "mae_per_node": 0.0123})
 
 
@@ -71,6 +73,7 @@ PER_ATOM = replace(scores(0.1), ensemble={"mae": 0.1, "mae_per_node": 0.0123})
         (error_finding(beside(0.1, ridge=0.05, boosting=0.08)), "fair", f"is better: ridge {RIDGE}"),
         (error_finding(beside(0.04, ridge=0.05, boosting=0.08)), "good", "its best member."),
         (error_finding(beside(0.1, exact=0.05)), "fair", f"A model of others is better: exact, {EXACT}"),
+        (error_finding(MAE_BEST), "good", "25 % above its best member, 1, which alone"),
         (covering(0.90), "good", "keep"),
         (covering(0.85), "fair", "narrow"),
         (covering(0.95), "fair", "wide"),
@@ -111,10 +114,9 @@ def test_a_field_is_as_good_as_the_worse_of_error_and_coverage() -> None:
 def test_honest_spreads_lie_on_the_diagonal_of_the_calibration_curve() -> None:
     generator = np.random.default_rng(0)
     std = np.exp(generator.normal(size=40_000))
-    rows = {"target": std * generator.normal(size=40_000), "mean": 0 * std, "graph": np.arange(40_000), "std": std}
-    honest = Points(field="a", unit="", **rows)
+    error = std * generator.normal(size=40_000)
     # four standard errors of a share in 40 000 draws
-    assert observed_levels(honest) == pytest.approx(np.array(LEVELS), abs=4 * 0.5 / 200)
+    assert observed_levels(error, std) == pytest.approx(np.array(LEVELS), abs=4 * 0.5 / 200)
 
 
 def test_binned_errors_of_honest_spreads_equal_the_spreads() -> None:
