@@ -47,16 +47,16 @@ def save_outside(module: Any, out: Path, data: Path | None = None) -> RunRecord:
         )
     member = module.ensemble.members[0]
     weights, expected = model.state_dict(), member.model.model.state_dict()
+    precise = torch.float64 if next(model.parameters()).dtype == torch.float64 else torch.float32
     for name in sorted(weights.keys() | expected.keys()):
         if not (name in weights and name in expected and weights[name].shape == expected[name].shape):
             problem = f"the module and {member.name} do not both have {name} of one shape"
             raise InputError(f"{problem}; undo pruning, parametrizations, quantization and layers of your own first")
-        if weights[name].is_meta or not bool(weights[name].double().isfinite().all()):
-            raise InputError(
-                f"{name} of the module holds numbers that are not finite, or none; save it before it diverged"
-            )
-    config, dtype = member.config, next(model.parameters()).dtype
-    precision = "fp64" if dtype == torch.float64 else "fp32"
+        value, kept = weights[name], precise if expected[name].is_floating_point() else expected[name].dtype
+        if value.is_meta or value.is_complex() or bool((value.to(kept).double() - value.double()).any()):
+            problem = f"{name}, {value.dtype}, holds numbers that are not finite, or none that {kept} keeps"
+            raise InputError(f"{problem}; save it before it diverged, with all numbers in one precision")
+    config, precision = member.config, "fp64" if precise == torch.float64 else "fp32"
     if "fp64" in (precision, config.train.precision):
         config = config.model_copy(update={"train": config.train.model_copy(update={"precision": precision})})
     if data is not None:
@@ -73,12 +73,11 @@ def save_outside(module: Any, out: Path, data: Path | None = None) -> RunRecord:
     seen = store if config.data.edges else WithoutEdges(store)
     saved = build_branched([replace(member.model.description, branch="")], seed=0)
     assert isinstance(saved, GraphModel)
-    precise = torch.float64 if dtype == torch.float64 else torch.float32
     saved.to(member.model.device, precise).load_state_dict(weights)
     trained = replace(member.model, model=saved, executor=Eager(model=saved))
     graphs = seen.read(range(min(8, len(seen))))
     with own_code("the module"):
-        same = _are_same(trained, model, graphs) and _is_plain(module, precise, graphs)
+        same = _are_same(trained, module, graphs)
     if not same:
         raise InputError(
             "the module predicts otherwise than a new one with its weights; hooks and layers of your own are not saved"
@@ -91,21 +90,19 @@ def save_outside(module: Any, out: Path, data: Path | None = None) -> RunRecord:
     return record
 
 
-def _are_same(saved: TrainedModel, model: GraphModel, graphs: GraphBatch) -> bool:
-    """Return True where a model computes what its saved weights do."""
+def _are_same(saved: TrainedModel, module: TrainableEnsemble, graphs: GraphBatch) -> bool:
+    """Return True where a module gives what its saved weights do, and no more."""
+    model = module.models[0]
     inputs, now = saved.normalised(saved.seen(graphs)), deepcopy(model).to(saved.device, saved.dtype).eval()
     pairs = zip(saved.model(inputs).values(), now(inputs).values(), strict=True)
     values = [(value_of(expected), value_of(actual)) for expected, actual in pairs]
     rounded = next(model.parameters()).dtype != saved.dtype
     most = 0.05 if rounded else 1e-5  # constants in half precision differ
-    return all(bool(((a - b).abs() <= most * a.abs().clamp(min=1.0)).all()) for a, b in values)
-
-
-def _is_plain(module: TrainableEnsemble, dtype: torch.dtype, graphs: GraphBatch) -> bool:
-    """Return True where a module gives what its model predicts, and no more."""
-    now, plain = deepcopy(module), TrainableEnsemble(module.ensemble)
-    plain.models[0] = now.models[0].to(dtype)
-    actual, expected = now.eval()(graphs), plain.eval()(graphs)
+    if not all(bool(((a - b).abs() <= most * a.abs().clamp(min=1.0)).all()) for a, b in values):
+        return False
+    whole, plain = deepcopy(module), TrainableEnsemble(module.ensemble)
+    plain.models[0] = whole.models[0].to(saved.dtype)
+    actual, expected = whole.eval()(graphs), plain.eval()(graphs)
     return actual.keys() == expected.keys() and all(torch.equal(actual[name], expected[name]) for name in expected)
 
 
