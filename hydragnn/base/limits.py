@@ -24,6 +24,10 @@ WITH_MARK = (".csv", ".dat", ".json", ".toml", ".tsv", ".txt")
 """Suffixes of text that is read with and without a byte order mark of UTF-8."""
 STREAMS: dict[bytes, Callable[[Path], Any]] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ\0": lzma.open}
 """Functions that unpack a file, by its first bytes."""
+UNPACKED = (
+    ".csv .parquet .npz .npy .pt .db .graphml .gml .vtu .vtk .xdmf .msh .ctf .ang .tess .tesr .tif .tiff .png .vti .nc"
+)
+"""Suffixes of files whose readers do not unpack them, unlike those of structures and JSON."""
 
 DAMAGED_ARRAYS: tuple[type[Exception], ...] = (BadZipFile, EOFError, KeyError, lzma.LZMAError, OSError)
 DAMAGED_ARRAYS += (RuntimeError, SyntaxError, TokenError, ValueError, zlib.error)
@@ -94,6 +98,8 @@ def _check_content(path: Path, _inode: int, size: int, _changed: int) -> None:
                 arrays.visititems(lambda _, item: sizes.append(getattr(item, "nbytes", 0)))
             check_claim(path, sum(sizes))
         for unpack in (one for mark, one in STREAMS.items() if begin.startswith(mark)):
+            if {*UNPACKED.split()} & {*path.suffixes[-2:]}:
+                raise InputError(f"{path} is compressed, and only structures and .json.gz are read so; unpack it")
             total = 0
             with unpack(path) as content:
                 while total <= most_of(size) and (piece := content.read(2**20)):
