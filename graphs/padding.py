@@ -1,7 +1,7 @@
 """Batches padded to a few sizes by graphs that change no number."""
 
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 
@@ -128,7 +128,9 @@ def padded(
     tables = {cutoff: pairs_of_nodes(batch, cutoff) for cutoff in pairs}
     least, edges, graphs = _shape_for(batch, shapes)
     more_edges, more_graphs = edges - batch.num_edges, graphs - len(batch)
-    nodes = _padded_nodes(batch, least, edges, tables.values())
+    rows = [batch.num_nodes + 1 + more_edges // _most_loops(batch)]  # with few edges and padded pairs per node
+    rows += [_rows_for(batch.num_nodes, one.shape[1], padded_size(one.shape[1])) for one in tables.values()]
+    nodes = least if least >= max(rows) else padded_size(max(rows))
     more: dict[Location, int] = {"node": nodes - batch.num_nodes, "edge": more_edges, "graph": more_graphs}
     tensors = batch.by_location(lambda at, value: _longer(value, more[at]))
     loops = spread_over(more_edges, batch.num_nodes, nodes, batch.device)
@@ -169,16 +171,6 @@ def _most_loops(batch: GraphBatch) -> int:
     most = _most_edges(batch.num_nodes, batch.num_edges)
     longest = batch.topology.longest
     return most if longest is None else min(most, max(LONG, *longest))
-
-
-def _padded_nodes(batch: GraphBatch, least: int, edges: int, tables: Iterable[Tensor]) -> int:
-    """Return the number of nodes, at least ``least``.
-
-    There are few of the ``edges`` and padded pairs per node.
-    """
-    rows = [batch.num_nodes + 1 + (edges - batch.num_edges) // _most_loops(batch)]
-    rows += [_rows_for(batch.num_nodes, table.shape[1], padded_size(table.shape[1])) for table in tables]
-    return least if least >= max(rows) else padded_size(max(rows))
 
 
 def _padded_pairs(table: Tensor, first: int, nodes: int) -> Tensor:

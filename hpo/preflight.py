@@ -1,5 +1,7 @@
 """Checks before the first trial of a campaign."""
 
+import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import replace
@@ -9,6 +11,7 @@ from typing import Any
 
 from hydragnn.base.errors import InputError, about
 from hydragnn.base.files import check_own, check_utf8, write_sealed
+from hydragnn.base.imports import allowed_code
 from hydragnn.base.machine import visible_gpus
 from hydragnn.base.places import StorePlace, stores_from_json, text_of
 from hydragnn.base.settings import refuse_idle
@@ -52,6 +55,7 @@ def check_campaign(settings: CampaignSettings, space: Space, *, begun: bool = Fa
 
     And for values, above all kinds of models, that cannot do what is asked with these data, unless the campaign has ``begun`` with them.
     """
+    _check_code_of_trials()
     sampler, count = settings.search.sampler, len(goals_of(settings.search.objective))
     if sampler != "auto" and (words := sampler_class(sampler).problem(space, count)):
         raise InputError(f"{settings.source}: search.sampler = {sampler!r}: {words}")
@@ -79,6 +83,18 @@ def check_campaign(settings: CampaignSettings, space: Space, *, begun: bool = Fa
                 refuse_idle(section, f"{settings.source}: [{name}]")
         check_models(settings, space)
         _check_references(settings, configs[0])
+
+
+def _check_code_of_trials() -> None:
+    """Raise InputError for allowed modules that processes of trials do not find."""
+    find = "import sys, importlib.util as u; [u.find_spec(one) or sys.exit(one) for one in sys.argv[1:]]"
+    packages = [module.partition(".")[0] for module in allowed_code()]
+    ended = subprocess.run([sys.executable, "-P", "-c", find, *packages], stderr=subprocess.PIPE, text=True)
+    if ended.returncode:
+        problem = f"trials, in processes of their own, do not find {ended.stderr.strip()}"
+        raise InputError(
+            f"{problem}; put its folder on PYTHONPATH (not on sys.path of the script alone), or install it"
+        )
 
 
 def check_models(settings: CampaignSettings, space: Space) -> None:
@@ -174,25 +190,18 @@ def plan_of(settings: CampaignSettings) -> Plan:
 
 def plan_on(launcher: Launcher, settings: CampaignSettings) -> Plan:
     """Return the plan for a launcher; InputError where trials need more nodes."""
-    plan = replace(plan_of(settings), sizes=launcher.sizes)
-    if isinstance(launcher, LocalLauncher):
-        uses_joules = JOULES in [goal.of for goal in goals_of(settings.search.objective)]
-        if uses_joules and not visible_gpus() and counter_of(CPU) is None:
-            raise InputError(f"{settings.source}: search.objective: {NO_ENERGY}")
-        if plan.min_slots > 1:
-            raise InputError(
-                f"{settings.source}: search.nodes_per_trial = {settings.search.nodes_per_trial}, but this "
-                "machine is one node; begin with --set search.nodes_per_trial=1, or search inside an allocation"
-            )
-        return replace(plan, max_slots=1)
-    plan = replace(plan, moves=True)
-    nodes = len({node_of(slot) for slot in launcher.slots})
+    is_local, goals = isinstance(launcher, LocalLauncher), goals_of(settings.search.objective)
+    plan = replace(plan_of(settings), sizes=launcher.sizes, moves=not is_local)
+    if is_local and JOULES in [goal.of for goal in goals] and not visible_gpus() and counter_of(CPU) is None:
+        raise InputError(f"{settings.source}: search.objective: {NO_ENERGY}")
+    nodes = 1 if is_local else len({node_of(slot) for slot in launcher.slots})
     if plan.min_slots > nodes:
+        problem = f"{settings.source}: search.nodes_per_trial = {settings.search.nodes_per_trial}"
+        place = "this machine is one node" if is_local else f"the allocation has {nodes} node(s)"
         raise InputError(
-            f"{settings.source}: search.nodes_per_trial = {settings.search.nodes_per_trial}, but the allocation has "
-            f"{nodes} node(s); lower it, or ask for more nodes"
+            f"{problem}, but {place}; begin with --set search.nodes_per_trial={nodes}, or ask for more nodes"
         )
-    return plan
+    return replace(plan, max_slots=1) if is_local else plan
 
 
 APPENDED = ("journal.jsonl", "journal.lock", SAMPLER_LOG, "optuna.log", "packs.txt")

@@ -41,7 +41,9 @@ def verdict(end: Exit, config_hash: str, objective: Objective) -> Reached | Fail
         return _failure(end, "defect", f"the record in {task.folder} belongs to another configuration")
     if end.out_of_memory and record.status == "failed":
         return _without_result(end, record)  # the other ranks only saw that one was gone
-    if record.status == "failed" and record.failure is not None and not _hides_a_crash(record.failure.kind, end):
+    # of a peer that was lost to a crash, which SIGABRT is not: NCCL aborts ranks that have lost a peer
+    crashed = end.code not in NO_CRASH and not end.suspects and not end.hung
+    if record.status == "failed" and record.failure and not (record.failure.kind == "lost_node" and crashed):
         return _failure(end, record.failure.kind, record.failure.message)
     if not _is_complete(record, task):
         return _without_result(end, record)
@@ -68,14 +70,6 @@ def verdict(end: Exit, config_hash: str, objective: Objective) -> Reached | Fail
 
 NO_CRASH = (None, 0, 1, 2, 3, FENCED, *(-number for number in (SIGINT, SIGABRT, SIGKILL, SIGUSR1, SIGTERM)))
 """Exit codes of ranks that ended as they should, were told to, or lost a peer."""
-
-
-def _hides_a_crash(kind: FailureKind, end: Exit) -> bool:
-    """Return True where ranks recorded a lost peer, and that one crashed.
-
-    SIGABRT is no crash of its own: NCCL aborts ranks that have lost a peer.
-    """
-    return kind == "lost_node" and end.code not in NO_CRASH and not end.suspects and not end.hung
 
 
 def is_complete(task: Task) -> bool:

@@ -256,6 +256,15 @@ def test_a_condition_holds_on_the_grid_of_a_range_whatever_the_rounding() -> Non
     assert [round(point["dropout"], 1) for point in points if "layers" in point] == [0.3, 0.3]
 
 
+def test_modules_on_the_path_of_this_process_alone_are_missed_before_the_first_trial(
+    table: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hydragnn.base.imports._allowed", {"hydragnn.base", "clockwork.inside"})  # of tests/hpo
+    campaign = campaign_with(table, {}, {})
+    with pytest.raises(InputError, match="trials, in processes of their own, do not find clockwork; put its folder on"):
+        check_campaign(campaign, space_of(campaign.search.space))
+
+
 @pytest.mark.parametrize("choices", [["lamb", "adamw"], ["adamw", "lamb"]])
 def test_the_package_of_a_choice_is_missed_before_the_first_trial(
     table: dict[str, Any], choices: list[str], monkeypatch: pytest.MonkeyPatch
