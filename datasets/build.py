@@ -21,6 +21,7 @@ from hydragnn.graphs.encodings import ENCODINGS, with_encodings
 from hydragnn.graphs.field import Field
 from hydragnn.graphs.joining import concatenate, unbatch
 from hydragnn.graphs.parts import labels_of_part
+from hydragnn.graphs.texts import naming
 from hydragnn.graphs.units import CLOSE_NUCLEI
 
 TOGETHER, EDGES_TOGETHER = 256, 2**16
@@ -99,7 +100,7 @@ def _completed(
         batch = None if settings.node_split or labels else made_together([one for one, *_ in items])
     if batch is None:
         return None
-    with about("" if more else f"graph {number} of {', '.join(settings.files)}"):
+    with naming(batch.texts), about("" if more else f"graph {number} of {', '.join(settings.files)}"):
         batch = batch if labels is None else labels.added_to(batch)
         widths = {name: getattr(settings, name) for name in ENCODINGS}
         batch = with_encodings(_scale_fields(batch, settings.fields), widths)

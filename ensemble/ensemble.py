@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from hydragnn.base.arguments import usual_modes
@@ -222,8 +222,8 @@ class Ensemble(Shown):
     @property
     def doubt_about_structures(self) -> str:
         """Return a note where the training store of a run is gone."""
-        store = self.members[0].config.data.store
-        known = "attributes" in self.manifest.data or structures.own_neighbours(self.members[0]) is not None
+        store, model = self.members[0].config.data.store, self.members[0].model.description.model
+        known = "attributes" in self.manifest.data or getattr(model, "max_neighbours", None) is not None
         if known or absent_store(store) is None or not structures.reads_atoms(self.manifest):
             return ""
         return (
@@ -385,7 +385,9 @@ class Ensemble(Shown):
             owner = read.whole.owner(target.field.on).cpu().numpy()
             one = self._mixture(target, members, nodes_per_graph[owner])
             trained = torch.stack([member.finite() for member in members[: len(outcomes)]]).all(dim=0)
-            if (lost := trained & ~torch.from_numpy(self._is_finite(one))).any():
+            values = [one[name] for name in {one.headline, one.doubt_name} - self.absent(target)]  # as far as known
+            finite = np.all([np.isfinite(own).reshape(len(own), -1).all(axis=1) for own in values], axis=0)
+            if (lost := trained & ~torch.from_numpy(finite)).any():
                 one = self._mixture(target, [member.blank_items(lost) for member in members], nodes_per_graph[owner])
                 for graph in owner[lost.numpy()]:
                     beyond[graph] = f"the prediction of {target.name} is not finite"
@@ -435,11 +437,6 @@ class Ensemble(Shown):
         calibration, kind = self.manifest.calibration.get(target.name), estimates_of(target)
         with np.errstate(over="ignore", invalid="ignore"):
             return kind.of(target, members, self.weights_of(target.name), calibration, nodes)
-
-    def _is_finite(self, one: Estimate) -> Bool[np.ndarray, " items"]:
-        """Return which items have a finite value and doubt, as far as known."""
-        values = [one[name] for name in {one.headline, one.doubt_name} - self.absent(one.target)]
-        return np.all([np.isfinite(own).reshape(len(own), -1).all(axis=1) for own in values], axis=0)
 
     def nothing(self, nodes: int, edges: int, reason: str) -> Predictions:
         """Return the prediction for one graph that could not be tried."""

@@ -22,6 +22,11 @@ def library_of(value: Any) -> str:
     return next((library for library, name in LIBRARIES.items() if (library, name) in names), "")
 
 
+def entries_of(graph: Any) -> Mapping[str, Any]:
+    """Return what a graph of torch_geometric or networkx says as a whole."""
+    return graph.stores[0].to_dict() if library_of(graph) == "torch_geometric" else getattr(graph, "graph", {})
+
+
 def graphs_in(data: Any) -> Iterator[Any]:
     """Yield the graphs of a graph, list, data set, loader or generator.
 

@@ -1,7 +1,7 @@
 """Texts of graphs: names and other labels that no model reads."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, overload
 
@@ -157,6 +157,16 @@ def number_in(text: str) -> Any:
 def name_among(values: Mapping[str, Any]) -> str:
     """Return the name among a structure's entries, else an empty text."""
     return next((text for key in NAME_KEYS if key in values and (text := as_text(values[key]))), "")
+
+
+@contextmanager
+def naming(texts: Mapping[str, Texts | Sequence[str]]) -> Iterator[None]:
+    """Give input errors in the block the texts of their graph."""
+    try:
+        yield
+    except InputError as error:
+        error.texts = {key: values[0] for key, values in texts.items()}
+        raise
 
 
 def label(name: str, number: int) -> str:

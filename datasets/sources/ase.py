@@ -7,9 +7,10 @@ from functools import partial
 from itertools import takewhile
 from pathlib import Path
 from traceback import walk_tb
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from pydantic import Field as Setting
+from pydantic import PrivateAttr
 
 from hydragnn.base.errors import InputError
 from hydragnn.base.files import knows_locks, open_packed
@@ -22,13 +23,14 @@ from hydragnn.graphs.lammps_files import LAMMPS_UNITS
 from hydragnn.graphs.molecule_files import QM9_UNITS
 from hydragnn.graphs.objects import library_of
 from hydragnn.graphs.structure_files import DUMP, format_of, frames_of_xyz, structures_of
+from hydragnn.graphs.texts import naming
 from hydragnn.graphs.units import FAILED_STEPS
 
 
 class AseBuild(ObjectsBuild):
     """Structures in formats of ASE, above all extended XYZ, and pymatgen."""
 
-    keeps_atoms: ClassVar[bool] = False
+    _keeps_atoms: bool = PrivateAttr(False)
     """True where graphs keep everything that structures have, as a text."""
 
     kind: Literal["ase"] = "ase"
@@ -92,7 +94,7 @@ class AseBuild(ObjectsBuild):
             for key in sorted(turned(path, kind) & keys):
                 raise InputError(f"{path} has the {key} along other axes than its positions; run it with nosymm")
             for atoms in structures_of(path, self.index, self.format, self.text_keys, self.dumps, keys):
-                yield None if number in failed else (len(atoms), partial(_itself, atoms))
+                yield None if number in failed else (len(atoms), partial(lambda one: one, atoms))
                 number += 1
             if number == len(failed) and (number or self.index == ":"):
                 raise InputError(
@@ -113,14 +115,16 @@ class AseBuild(ObjectsBuild):
             raise InputError(f"{name}, structure {number}: a {type(one).__name__} is no Atoms of ASE; give such")
         if stated := self.model_fields_set & {"index", "format", "elements", "units", "log"}:
             raise InputError(f"{', '.join(sorted(stated))}: this is about files; leave it out where data are in memory")
-        return MakerOfMany(self.graphs, (partial(_itself, snapshot(one)), name, number), len(one))
+        atoms = snapshot(one)
+        return MakerOfMany(self.graphs, (lambda: atoms, name, number), len(one))
 
     def graph(self, one: Any, first: Any, name: str, number: int) -> GraphBatch:
         """Return the graph of one structure; InputError names file and structure."""
         from hydragnn.graphs.atomic import from_ase
 
-        graph = from_ase(one, name=f"{name}, structure {number}", **self.rule)
-        return graph.with_texts(self.entries(one, name, number))
+        texts = self.entries(one, name, number)
+        with naming(texts):
+            return from_ase(one, name=f"{name}, structure {number}", **self.rule).with_texts(texts)
 
     def graphs(self, items: Sequence[tuple[Callable[[], Any], str, int]]) -> GraphBatch | None:
         """Return the graphs of structures; None to make them singly."""
@@ -138,7 +142,7 @@ class AseBuild(ObjectsBuild):
 
     def entries(self, atoms: Any, name: str, number: int) -> dict[str, list[str]]:
         """Return the texts of a structure."""
-        texts = {ATOMS: [atoms_text(atoms)]} if self.keeps_atoms else {}
+        texts = {ATOMS: [atoms_text(atoms)]} if self._keeps_atoms else {}
         return self.texts_of(atoms.info, frame_name(name, self.index, number)) | texts
 
     @property
@@ -219,10 +223,6 @@ def frame_name(file: str, index: str, number: int) -> str:
     step = int(rest[1] or 1) if len(rest) == 2 else 1
     first = int(start or 0) if step > 0 else int(start or -1)
     return f"{file}#{first + number * step}"
-
-
-def _itself(atoms: Any) -> Any:
-    return atoms
 
 
 def _check_entries(text: str, keys: Collection[str], path: Path, number: int) -> None:

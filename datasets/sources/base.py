@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
-from itertools import chain
+from itertools import chain, count
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -23,10 +23,10 @@ from hydragnn.datasets.sources.fields import CoarseningSettings, FieldSettings
 from hydragnn.datasets.sources.table_files import find_files
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import LOCATIONS, Location
-from hydragnn.graphs.objects import graphs_in
+from hydragnn.graphs.objects import entries_of, graphs_in
 from hydragnn.graphs.parts import PARTS
 from hydragnn.graphs.problems import GEOMETRY, ROUNDING
-from hydragnn.graphs.texts import FILE, FOLDER, NAME, as_text, name_among, one_line, text_of
+from hydragnn.graphs.texts import FILE, FOLDER, NAME, as_text, name_among, naming, one_line, text_of
 from hydragnn.graphs.units import unit_factor
 from hydragnn.graphs.validate import graph_from_arrays
 
@@ -223,17 +223,16 @@ class BuildSettings(Settings, ABC):
         senders: Any,
         receivers: Any,
         values: Mapping[str, Any],
-        texts: Mapping[str, list[str]],
         **more: Any,
     ) -> GraphBatch:
-        """Return a graph of arrays and ``values`` by field, with its texts.
+        """Return a graph of arrays and ``values`` by field.
 
         More arguments are those of ``graph_from_arrays``, which checks all of them.
         """
         on = {at: {one.name: values[one.name] for one in self.fields if one.on == at} for at in LOCATIONS}
         fields = [one.field for one in self.fields]
         more |= {"fields": fields, "nodes": on["node"], "edges": on["edge"], "graphs": on["graph"]}
-        return graph_from_arrays(positions, senders, receivers, optional=self.optional, **more).with_texts(texts)
+        return graph_from_arrays(positions, senders, receivers, optional=self.optional, **more)
 
     def count(self) -> int | None:
         """Return the number of graphs; None where only making them would tell."""
@@ -300,6 +299,12 @@ class BuildSettings(Settings, ABC):
         places = [*dict.fromkeys(parents.values())]
         names = dict(zip(places, distinct_names(places)))
         return {file: names[parents[path.parent]] for file, path in zip(distinct_names(paths), paths)}
+
+    def graph_with_texts(self, entries: Mapping[str, Any], number: str, make: Make) -> GraphBatch:
+        """Return a graph with its texts."""
+        texts = self.texts_of(entries, number)
+        with naming(texts):
+            return make().with_texts(texts)
 
     def texts_of(self, entries: Mapping[str, Any], number: str) -> dict[str, list[str]]:
         """Return a graph's texts; ``number`` is its name by default.
@@ -372,7 +377,8 @@ class ObjectsBuild(BuildSettings, ABC):
 
     def maker(self, one: Any, first: Any, name: str, number: int) -> Make:
         """Return the maker of an object's graph."""
-        return partial(self.graph, one, first, name, number)
+        make = partial(self.graph, one, first, name, number)
+        return partial(self.graph_with_texts, entries_of(one), f"{name}#{number}", make)
 
     def of_objects(self, objects: Any) -> "ObjectsBuild":
         """Return the settings for graphs in memory, as ``graphs_in`` takes them."""
@@ -422,16 +428,14 @@ class OwnBuild(BuildSettings, ABC):
                     raise TypeError(f"it made {graph!r:.80}, which is not one graph")
                 return graph
 
-        number = 0
-        with self._errors("before its graphs"):
-            makers = iter(self.graphs())
-        while True:
+        makers: Iterator[Make] | None = None
+        for number in count():
             with self._errors(f"before graph {number}"):
+                makers = makers or iter(self.graphs())
                 make = next(makers, None)
             if make is None:
                 return
             yield partial(one_graph, make, number)
-            number += 1
 
     @contextmanager
     def _errors(self, graph: str) -> Iterator[None]:

@@ -143,8 +143,8 @@ class ClimateBuild(ObjectsBuild):
                 values[field.name] = moment if key == TIME else self.lead_time(field, times, number, where)
             else:
                 raise InputError(f"{where}: nothing for {field.name} on {field.on}s; use {TIME}, {LEAD} or labels")
-        texts = {**self.texts_of({RUN: name}, where), RUN: [name]}
-        return self.graph_of(mesh.positions, mesh.edges[0], mesh.edges[1], values, texts, name=where)
+        graph = self.graph_of(mesh.positions, mesh.edges[0], mesh.edges[1], values, name=where)
+        return graph.with_texts({RUN: [name]})
 
     def _values(self, frames: Any, mesh: SphereMesh, field: FieldSettings, time: float, where: str) -> Any:
         """Return a field on the nodes; two speeds become a vector."""

@@ -13,7 +13,6 @@ from hydragnn.base.errors import InputError
 from hydragnn.base.limits import check_readable
 from hydragnn.base.places import distinct_names
 from hydragnn.datasets.sources.base import LEAD, RUN, TIME, BuildSettings, Make
-from hydragnn.datasets.sources.fields import FieldSettings
 from hydragnn.datasets.sources.meshio_files import read_abaqus, reading, xml_of
 from hydragnn.datasets.sources.table_files import stack_rows
 from hydragnn.graphs.batch import GraphBatch
@@ -49,7 +48,8 @@ class MeshBuild(BuildSettings):
             if steps != {0}:
                 self.check_times([time for time, *_ in frames], run)
             for number in range(-min(steps), len(frames) - max(steps)):
-                yield partial(self._graph, frames, number, run)
+                graph = partial(self._graph, frames, number, run)
+                yield partial(self.graph_with_texts, {RUN: run} if run else {}, frames[number][1], graph)
 
     def _runs(self) -> Iterator[tuple[str, Sequence[Frame]]]:
         """Yield time series with their names, and single meshes without."""
@@ -92,7 +92,10 @@ class MeshBuild(BuildSettings):
         for field in self.fields:
             key = field.keys[0]
             if field.on == "node" and key in sources[field.step]:
-                values[field.name] = _columns(sources[field.step][key], field)
+                own = sources[field.step][key]
+                blocks = own if isinstance(own, list) else [own]  # cells have an array per block
+                columns = [stack_rows([block], field) for block in blocks]
+                values[field.name] = columns if blocks is own else columns[0]
             elif field.on == "graph" and key == TIME and run:
                 values[field.name] = times[number + field.step]
             elif field.on == "graph" and key == LEAD and run:
@@ -117,8 +120,7 @@ class MeshBuild(BuildSettings):
             optional=self.optional,
             name=name,
         )
-        texts = self.texts_of({RUN: run} if run else {}, name)
-        return graph.with_texts(texts | ({RUN: [run]} if run else {}))
+        return graph.with_texts({RUN: [run]} if run else {})
 
 
 _ZONE = rb"(?m)^[ \t]*(ZONE)\b"
@@ -133,11 +135,6 @@ def _same_cells(one: Any, other: Any) -> bool:
     pairs = zip(one.cells, other.cells)
     same = len(one.points) == len(other.points) and len(one.cells) == len(other.cells)
     return one is other or (same and all(a.type == b.type and np.array_equal(a.data, b.data) for a, b in pairs))
-
-
-def _columns(values: Any, field: FieldSettings) -> Any:
-    """Return the columns of a field; cells have an array per block."""
-    return [stack_rows([block], field) for block in values] if isinstance(values, list) else stack_rows([values], field)
 
 
 def _frame(path: Path, frame: int) -> Any:

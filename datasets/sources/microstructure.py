@@ -28,7 +28,7 @@ class MicrostructureBuild(MapSettings):
         if len({path.suffix.lower() for path, _ in files} & {".ctf", ".ang"}) > 1:
             print_note(".ctf and .ang usually have other axes of sample and crystal, which orientation_features mix")
         for path, name in files:
-            yield partial(self._graph, path, name)
+            yield partial(self.graph_with_texts, {}, name, partial(self._graph, path, name))
 
     def _graph(self, path: Path, name: str) -> GraphBatch:
         if self.fields:
@@ -39,7 +39,7 @@ class MicrostructureBuild(MapSettings):
             if path.suffix.lower() not in suffixes and getattr(self, key) != type(self).model_fields[key].default:
                 raise InputError(f"{path}: {key} is for {', '.join(suffixes)}; leave it out")
         with as_input_error(f"{path} is damaged or incomplete", "export it again"):
-            return read(path, self).with_texts(self.texts_of({}, name))
+            return read(path, self)
 
 
 def read_inp(path: Path, settings: MapSettings) -> GraphBatch:

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field as Setting
 
-from hydragnn.base.errors import as_input_error
+from hydragnn.base.errors import InputError, as_input_error
 from hydragnn.datasets.sources.base import ObjectsBuild
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Location
@@ -30,11 +30,13 @@ class NetworkxBuild(ObjectsBuild):
 
         keys, where = {field.name: field.keys for field in self.fields}, f"{name}, graph {number}"
         fields = [field.field for field in self.fields]
+        if len({graph.is_directed() for graph in (first, one) if hasattr(graph, "is_directed")}) > 1:
+            problem = f"{where} and the first graph: one is directed, and the other is not"
+            raise InputError(f"{problem}; use to_undirected or to_directed of networkx")
         if self.positions and hasattr(one, "graph"):
             edges = {key: None for *_, values in one.edges(data=True) for key in values}
             self.check_geometry(map(str, [*one.graph, *edges]), where)
-        graph = from_networkx(one, fields, keys=keys, positions=self.positions, optional=self.optional, name=where)
-        return graph.with_texts(self.texts_of(one.graph, f"{name}#{number}"))
+        return from_networkx(one, fields, keys=keys, positions=self.positions, optional=self.optional, name=where)
 
     def load(self, path: Path) -> Iterable[Any]:
         """Return the graphs of a file; InputError where networkx cannot read it."""

@@ -98,7 +98,10 @@ class NpzBuild(BuildSettings):
             shared = source.geometry(0) if source.graphs and source.has_one_geometry else None
             steps = [0, *(field.step for field in self.fields)]
             for graph in range(-min(steps), source.graphs - max(steps)):
-                yield partial(source.graph, graph, shared)
+                entries = {key: source.column(key)[graph] for key in self.text_keys}
+                yield partial(
+                    self.graph_with_texts, entries, f"{source.name}#{graph}", partial(source.graph, graph, shared)
+                )
 
     def is_shared(self, field: FieldSettings, table: Table) -> bool:
         """Return True for a node field that all frames share."""
@@ -133,11 +136,10 @@ class _Source:
     def graph(self, graph: int, shared: _Geometry | None) -> GraphBatch:
         """Return one graph, with the ``shared`` geometry if there is one."""
         settings, (positions, cell, senders, receivers, shifts) = self.settings, shared or self.geometry(graph)
-        texts = settings.texts_of({key: self.column(key)[graph] for key in settings.text_keys}, f"{self.name}#{graph}")
         values = {field.name: self._value(field, graph) for field in settings.fields}
         geometry = {"edge_shifts": shifts, "cell": cell, "periodic": settings.periodic}
         name = f"{self.path.name}, graph {graph}"
-        return settings.graph_of(positions, senders, receivers, values, texts, name=name, **geometry)
+        return settings.graph_of(positions, senders, receivers, values, name=name, **geometry)
 
     @property
     def has_one_geometry(self) -> bool:

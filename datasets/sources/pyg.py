@@ -80,7 +80,7 @@ class PygBuild(ObjectsBuild):
         if data is one:  # kinds of edges say which way they run
             remedy = "use ToUndirected of torch_geometric"
             check_sides(graph.senders.numpy(), graph.receivers.numpy(), self.undirected, where, remedy)
-        return graph.with_texts(self.texts_of(data.to_dict(), f"{name}#{number}"))
+        return graph
 
 
 def load_pyg(path: Path) -> list[Any]:

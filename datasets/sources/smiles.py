@@ -53,7 +53,8 @@ class SmilesBuild(BuildSettings):
         for path, name in self.named_files():
             table = read_table(path, numbers, optional, [self.smiles, *NAME_KEYS, *self.text_keys])
             for row, _ in enumerate([table_column(table, key, path) for key in (*numbers, self.smiles)][-1]):
-                yield partial(build._graph, {key: column[row] for key, column in table.items()}, f"{name}#{row}")
+                entries, where = {key: column[row] for key, column in table.items()}, f"{name}#{row}"
+                yield partial(self.graph_with_texts, entries, where, partial(build._graph, entries, where))
 
     def _graph(self, row: dict[str, Any], name: str) -> GraphBatch:
         with as_missing("rdkit", "chemistry", "SMILES"):
@@ -74,4 +75,4 @@ class SmilesBuild(BuildSettings):
         pairs = [(one.GetBeginAtomIdx(), one.GetEndAtomIdx()) for one in molecule.GetBonds()]
         ends = np.array(pairs, int).reshape(-1, 2)
         senders, receivers = np.concatenate([ends, ends[:, ::-1]]).T
-        return self.graph_of(None, senders, receivers, values, self.texts_of(row, name), name=name)
+        return self.graph_of(None, senders, receivers, values, name=name)

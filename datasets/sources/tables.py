@@ -106,8 +106,8 @@ class TablesBuild(BuildSettings):
             keys = {*self.text_keys, *(key for key in NAME_KEYS if key in tables["graph"])}
             texts = {key: column(rows_here, "graph", key) for key in keys}
             positions = np.stack(columns, axis=1) if columns else np.zeros((len(rows_here["node"]), 0))
-            own = self.texts_of(texts, str(label))
-            yield partial(self.graph_of, positions, senders, receivers, values, own, name=name)
+            graph = partial(self.graph_of, positions, senders, receivers, values, name=name)
+            yield partial(self.graph_with_texts, texts, str(label), graph)
 
 
 def _places(ids: Array, names: Array, where: str) -> Array:

@@ -61,7 +61,7 @@ class VoxelsBuild(BuildSettings):
         if table and len(files) > 1:
             table_column(table, "file", self.grains or "")
         for path, name in files:
-            yield partial(self._graph, path, name, table)
+            yield partial(self.graph_with_texts, {}, name, partial(self._graph, path, name, table))
 
     def _graph(self, path: Path, name: str, table: Table) -> GraphBatch:
         from hydragnn.graphs.mesoscale import from_labels
@@ -75,7 +75,7 @@ class VoxelsBuild(BuildSettings):
         columns = {
             field.name: [table_column(table, key, self.grains or "") for key in field.keys] for field in self.fields
         }
-        graph = from_labels(
+        return from_labels(
             image,
             stated if self.spacing is None else self.spacing,
             self.periodic,
@@ -86,7 +86,6 @@ class VoxelsBuild(BuildSettings):
             unit=unit,
             name=name,
         )
-        return graph.with_texts(self.texts_of({}, name))
 
 
 def _rows(table: Table, voxels: NDArray[Any], name: str, source: str) -> NDArray[np.int64]:

@@ -109,12 +109,6 @@ Rule = FromStructures | FromFiles
 """Rule by which files become graphs, block by block."""
 
 
-class KeepingAse(AseBuild):
-    """Atoms whose graphs keep all that their structures have."""
-
-    keeps_atoms: ClassVar[bool] = True
-
-
 def rules_for(sources: Sequence[Path], ensemble: Ensemble, *, keep: bool = False) -> list[Rule]:
     """Return the rules by which files become graphs; small files share one."""
     rules: list[Rule] = []
@@ -154,7 +148,7 @@ def rule_for(source: Path, ensemble: Ensemble, *, keep: bool = False) -> Rule:
         return FromStructures(paths={source: source.name}, structures=ensemble.structures, keep=keep)
     settings = for_prediction(settings, inputs)
     if keep and isinstance(settings, AseBuild):
-        settings = KeepingAse.model_construct(**dict(settings))
+        settings._keeps_atoms = True
     return FromFiles(name=str(source), settings=settings)
 
 

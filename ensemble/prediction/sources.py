@@ -140,8 +140,11 @@ class Graphs(Building):
             reason = next((unbuilt["reason"] for unbuilt in failures.values()), "there is nothing in it")
             error = f"nothing in {self.name} can be turned into a graph: {reason}"
         if not error and not (self.whole / MANIFEST).is_file():
-            kinds = {number: self._kind(number) for number, note in enumerate(notes) if note["numbers"]}
-            filled = [*kinds]
+            filled = [number for number, note in enumerate(notes) if note["numbers"]]
+            tables = {number: read_sealed(self.whole / f"{part_name(number, 'hdf5')}.json") for number in filled}
+            kinds = {
+                one: [own["dim"], {field["name"]: field for field in own["fields"]}] for one, own in tables.items()
+            }
             for number, kind in kinds.items():
                 if kind != kinds[filled[0]]:
                     names = [self.rules[self.ranges[one][0]].name for one in (filled[0], number)]
@@ -150,11 +153,6 @@ class Graphs(Building):
                     )
             finish_store(self.whole, filled, alike=())
         write_sealed(self.scratch / "graphs.json", {"error": error, "numbers": numbers, "failures": failures})
-
-    def _kind(self, number: int) -> tuple[int, list[Any]]:
-        """Return dimension and fields of a block's graphs."""
-        table = read_sealed(self.whole / f"{part_name(number, 'hdf5')}.json")
-        return table["dim"], sorted(table["fields"], key=lambda field: str(field["name"]))
 
     def source(self) -> Source:
         """Return the graphs; InputError where there are none."""

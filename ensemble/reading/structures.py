@@ -19,7 +19,6 @@ from hydragnn.datasets.sources.atoms_text import ATOMS, atoms_text
 from hydragnn.datasets.sources.base import MakerOfMany, groups_of_makers, pieces_of
 from hydragnn.datasets.sources.registry import settings_of_rule
 from hydragnn.ensemble.manifest import Manifest
-from hydragnn.ensemble.members.member import Member
 from hydragnn.graphs.atomic import from_ase, value_on
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.encodings import ENCODINGS, with_encodings
@@ -28,7 +27,7 @@ from hydragnn.graphs.levels import is_levels
 from hydragnn.graphs.problems import cell_problem
 from hydragnn.graphs.search import completed_cell
 from hydragnn.graphs.skin import SkinList
-from hydragnn.graphs.texts import NAME, name_among
+from hydragnn.graphs.texts import NAME, name_among, naming
 from hydragnn.graphs.together import from_ase_together
 from hydragnn.graphs.units import CLOSE, LENGTH_UNIT, in_ase_units, knows_length, length_in_angstrom
 from hydragnn.graphs.validate import TURNS, into_cell
@@ -128,18 +127,19 @@ class Structures:
             if isinstance(atoms, Atoms):
                 texts = {NAME: name_among(atoms.info) or texts[NAME]}
                 texts |= {ATOMS: atoms_text(atoms)} if keep else {}
-            yield NamedMake(self._named, (atoms, number, texts), len(atoms) if isinstance(atoms, Atoms) else 0)
+            yield MakerOfMany(self._named, (atoms, number, texts), len(atoms) if isinstance(atoms, Atoms) else 0)
 
     def _named(self, items: Sequence[tuple[Atoms | InputError, int, Mapping[str, str]]]) -> GraphBatch | None:
         """Return graphs with their texts; None to make them singly."""
         (first, number, names), *more = items
-        structures = [atoms for atoms, *_ in items if isinstance(atoms, Atoms)]
-        if isinstance(first, InputError):
-            raise first
-        if len(structures) < len(items):
-            return None
-        batch = self.graphs(structures) if more else self.graph(first, f"structure {number}")
-        return None if batch is None else batch.with_texts({key: [own[key] for *_, own in items] for key in names})
+        if more:
+            structures = [atoms for atoms, *_ in items if isinstance(atoms, Atoms)]
+            batch = self.graphs(structures) if len(structures) == len(items) else None
+            return None if batch is None else batch.with_texts({key: [own[key] for *_, own in items] for key in names})
+        with naming(texts := {key: [text] for key, text in names.items()}):
+            if isinstance(first, InputError):
+                raise first
+            return self.graph(first, f"structure {number}").with_texts(texts)
 
 
 class MovingStructure:
@@ -165,10 +165,6 @@ class MovingStructure:
     def forget(self) -> None:
         """Make the next graph anew, as where fields have changed."""
         self._last = None
-
-
-class NamedMake(MakerOfMany):
-    """Maker of a graph with texts, the last of its item, which are known even if it fails."""
 
 
 def reads_atoms(manifest: Manifest) -> bool:
@@ -199,7 +195,8 @@ def structures_for(ensemble: "Ensemble") -> Structures:
         problem = f"graphs of the training store were changed by {transform}, which is for files"
         raise InputError(f"{problem}; give a store, or a BUILD.toml with this transform")
     rule = store_attributes.get("build")
-    of_members = [getattr(member.model.description.model, "cutoff", None) or 0.0 for member in members]
+    models = [member.model.description.model for member in members]
+    of_members = [getattr(model, "cutoff", None) or 0.0 for model in models]
     cutoff = store_attributes["cutoff"] if "cutoff" in store_attributes else max(of_members)
     if not cutoff:
         raise InputError(
@@ -222,17 +219,11 @@ def structures_for(ensemble: "Ensemble") -> Structures:
         keys={field.name: field.keys[0] for field in declared if field.keys[0] != field.name},
         scales={field.name: field.scale for field in declared if field.scale != 1.0},
         cutoff=float(cutoff),
-        max_neighbours=store_attributes.get("max_neighbours", own_neighbours(members[0])),
+        max_neighbours=store_attributes.get("max_neighbours", getattr(models[0], "max_neighbours", None)),
         fields=tuple(field for field in others if not is_levels(field)),
         encodings={field.name: field.width for field in manifest.inputs if field.name in ENCODINGS},
         coarsening=coarsening,
     )
-
-
-def own_neighbours(member: Member) -> int | None:
-    """Return how many nearest neighbours a model says nodes keep."""
-    most: int | None = getattr(member.model.description.model, "max_neighbours", None)
-    return most
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -258,8 +249,7 @@ def made_graphs(makers: Iterable[Make], first: int = 0) -> tuple[list[GraphBatch
                 graphs.append(make())
                 numbers.append(number)
             except InputError as error:
-                texts = make.item[2] if isinstance(make, NamedMake) else {}
-                failures[number] = Unbuilt(reason=str(error), texts=texts)
+                failures[number] = Unbuilt(reason=str(error), texts=error.texts)
         place += len(some)
     return graphs, numbers, failures
 

@@ -1,7 +1,7 @@
 """Errors of input; every other exception is a defect of ours."""
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 
@@ -9,6 +9,7 @@ class InputError(ValueError):
     """Bad input: what, where and the next move; exit code 2."""
 
     code = 2
+    texts: Mapping[str, str] = {}  # of the graph that could not be made
 
 
 class Busy(InputError):
@@ -102,9 +103,9 @@ def about(subject: str) -> Iterator[None]:
     try:
         yield
     except InputError as error:
-        if not subject:
-            raise
-        raise InputError(f"{subject}: {error}") from error
+        if subject:
+            error.args = (f"{subject}: {error}",)
+        raise
 
 
 def words_of(error: BaseException) -> str:

@@ -168,6 +168,7 @@ REFUSED: list[tuple[str, Callable[[], Any], dict[str, Any], str]] = [
         {"fields": [{"name": "w", "on": "edge"}]},
         "edge 0 to 1 has no w; it has nothing",
     ),
+    ("networkx", lambda: [network(0), network(1).to_directed()], {}, "graph 1 and the first graph: one is directed"),
     ("networkx", lambda: [networkx.Graph([(0, 1)], y="high")], {"fields": [Y]}, r"has y = \['high'\], not numbers"),
     ("ase", lambda: [crystal(0), data(0)], {}, "data, structure 1: a Data is no Atoms of ASE"),
     ("ase", lambda: crystal(0), {"index": "-1"}, "index: this is about files"),

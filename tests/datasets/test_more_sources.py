@@ -71,7 +71,7 @@ def networks() -> list[networkx.Graph]:
     pair = networkx.DiGraph(y=2.0)
     pair.add_nodes_from([("p", {"x": 3.0, "u": 0.0, "v": 0.0}), ("q", {"x": 4.0, "u": 1.0, "v": 0.0})])
     pair.add_edge("q", "p", w=2.5)
-    return [path, pair]
+    return [path.to_directed(), pair]
 
 
 NETWORK = {
@@ -431,6 +431,27 @@ def test_files_that_could_be_read_in_two_ways_are_refused(
     (tmp_path / "a.json").write_text(json.dumps([crystal]))
     table = {**tables(tmp_path, nodes, edges), **more}
     refused(tmp_path, words, **{key: value for key, value in table.items() if value is not None})
+
+
+PACKED = {
+    "a.graphml.gz": {"kind": "networkx"},
+    "a.csv.gz": {"kind": "smiles"},
+    "a.npz": {"kind": "npz", "positions": "x", "cutoff": 1.0},
+    "a.pt.gz": {"kind": "pyg"},
+    "a.db.gz": {"kind": "ase", "cutoff": 3.0},
+    "a.vtu.gz": {"kind": "mesh"},
+}
+
+
+@pytest.mark.parametrize("name", PACKED)
+def test_compressed_files_that_are_not_unpacked_are_refused(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(gzip.compress(b"id,smiles\nv,CO\n"))
+    refused(
+        tmp_path,
+        f"{name} is compressed, and only structures and .json.gz are read so; unpack it",
+        files=[name],
+        **PACKED[name],
+    )
 
 
 def test_images_of_one_name_have_rows_of_their_own(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """New files become graphs as those of training did, without labels; stores with other edges or units are refused."""
 
+import json
 import shutil
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -10,13 +11,16 @@ import numpy as np
 import pytest
 import tomli_w
 from ase import Atoms
+from ase.io import write
 
 import hydragnn
 from hydragnn.architectures import ArchitectureSettings, architecture_of
 from hydragnn.datasets import Make, MemoryStore, OwnBuild, find_files
+from hydragnn.datasets.build import makers_of
+from hydragnn.datasets.sources.registry import read_build_settings
 from hydragnn.ensemble import Ensemble
 from hydragnn.ensemble.prediction.predict import predict_to_file
-from hydragnn.ensemble.reading.structures import check_edges, check_lengths
+from hydragnn.ensemble.reading.structures import check_edges, check_lengths, made_graphs
 from hydragnn.graphs import Field, graph_from_arrays
 from hydragnn.graphs.atomic import from_ase
 from tests.ensemble.conftest import CUTOFF, refused, written
@@ -245,3 +249,34 @@ def test_positions_in_another_unit_are_refused() -> None:
         check_lengths(training, given)
     for training, given in OTHER:
         refused(r"the positions of the store are in .*, those of training in", check_lengths, training, given)
+
+
+def _named_failures(kind: str, folder: Path) -> dict[str, Any]:
+    """A BUILD.toml's table of two graphs, of which the second, w, cannot be made."""
+    field = {"name": "x", "on": "node"}
+    if kind == "smiles":
+        (folder / "data").write_text("id,smiles\nv,CO\nw,C1\n")
+        return {}
+    if kind == "tables":
+        (folder / "data").write_text("graph,x\n0,1\n1,2\n")
+        (folder / "edges").write_text("graph,sender,receiver\n0,0,0\n1,0,7\n")
+        (folder / "graphs").write_text("graph,id\n0,v\n1,w\n")
+        return {"undirected": True, "edges": str(folder / "edges"), "graphs": str(folder / "graphs"), "fields": [field]}
+    if kind == "ase":
+        write(folder / "data", [Atoms("Cu", info={"id": one}) for one in "vw"], format="extxyz")
+        (folder / "labels.csv").write_text("id,x\nv,1\n")
+        own = {"cutoff": 3.0, "format": "extxyz", "labels": str(folder / "labels.csv")}
+        return {**own, "fields": [field | {"on": "graph"}]}
+    nodes = [{"id": 0, "x": 1.0}], [{"id": 0}]
+    tables = [{"nodes": some, "edges": [], "graph": {"id": name}} for some, name in zip(nodes, "vw")]
+    (folder / "data.json").write_text(json.dumps(tables))
+    return {"fields": [field]}
+
+
+@pytest.mark.parametrize("kind", ["smiles", "tables", "ase", "networkx"])
+def test_a_graph_that_cannot_be_made_keeps_its_name(kind: str, tmp_path: Path) -> None:
+    """The row of the output says which one it was."""
+    table = _named_failures(kind, tmp_path)
+    settings = read_build_settings({"kind": kind, "files": [str(tmp_path / "data*")], **table}, tmp_path / "BUILD.toml")
+    _, numbers, failures = made_graphs(makers_of(settings))
+    assert numbers == [0] and [one.texts["name"] for one in failures.values()] == ["w"]
