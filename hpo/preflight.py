@@ -55,7 +55,6 @@ def check_campaign(settings: CampaignSettings, space: Space, *, begun: bool = Fa
 
     And for values, above all kinds of models, that cannot do what is asked with these data, unless the campaign has ``begun`` with them.
     """
-    _check_code_of_trials()
     sampler, count = settings.search.sampler, len(goals_of(settings.search.objective))
     if sampler != "auto" and (words := sampler_class(sampler).problem(space, count)):
         raise InputError(f"{settings.source}: search.sampler = {sampler!r}: {words}")
@@ -83,6 +82,7 @@ def check_campaign(settings: CampaignSettings, space: Space, *, begun: bool = Fa
                 refuse_idle(section, f"{settings.source}: [{name}]")
         check_models(settings, space)
         _check_references(settings, configs[0])
+    _check_code_of_trials()
 
 
 def _check_code_of_trials() -> None:
