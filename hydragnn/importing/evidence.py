@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from hydragnn.datasets import GraphStore, normalise, open_store
-from hydragnn.datasets.copies import copy_labels
+from hydragnn.datasets.arrays import flat_graphs
+from hydragnn.datasets.fingerprint import graph_digests
 from hydragnn.datasets.formats.public_columns import LABELS
 from hydragnn.frozen import FrozenModel
 from hydragnn.frozen.irreps import IrrepsLinear
@@ -24,7 +25,7 @@ from hydragnn.importing.checkpoints import read_checkpoint
 from hydragnn.importing.diagnosis import LATE, Case
 from hydragnn.importing.finding import EPOCH, SETS, logged_losses
 from hydragnn.importing.model import PublicInputs
-from hydragnn.importing.runs import Imported
+from hydragnn.importing.runs import Imported, part_numbers
 from hydragnn.importing.variables import Variable
 from hydragnn.models.saving import load_graph_model
 
@@ -90,25 +91,24 @@ def _graphs_of(model: Imported, run: Path, store: GraphStore) -> dict[str, Any]:
     """Return what a case holds of a store."""
     graph_model, normalisation = load_graph_model(run / "model")
     inputs = cast(PublicInputs, graph_model.node_inputs).double()
-    present = {field.name for field in store.fields()}
-    names = [one.field.name for one in model.reading.outputs]
-    marks, parts, numbers = copy_labels(store), dict[str, list[int]](), np.full(len(store), -1)
-    if PART.name in present:
-        numbers = torch.as_tensor(store.column(PART.name).values).flatten().numpy()
-        parts = {name: marks[numbers == number].tolist() for number, name in enumerate(LABELS)}
+    parts, numbers = dict[str, list[bytes]](), np.array(part_numbers(store) or [-1] * len(store))
+    if (numbers >= 0).any():
+        fields = {one.name: one for one in store.fields() if one.name != PART.name}  # copies differ in their part
+        blocks = (store.read(some, fields) for some in np.array_split(np.arange(len(store)), 1 + len(store) // FIRST))
+        marks = np.concatenate([graph_digests(flat_graphs(one, (*fields.values(),))) for one in blocks])
+        parts = {name: [*map(bytes, marks[numbers == number])] for number, name in enumerate(LABELS)}
     first = np.argsort(numbers != LABELS.index("testset"), kind="stable")[:FIRST]
     sizes = store.sizes()
     fits = (np.cumsum(sizes.nodes[first]) <= NODES) & (np.cumsum(sizes.edges[first]) <= EDGES)
     first = first[: max(1, int(fits.sum()))]
     batch = normalise(store.read(first), normalisation).to(dtype=torch.float64)
-    scaled = [one for one in model.reading.variables if one.span]
     return {
         "parts": parts,
         "graph": inputs.graph(batch),
         "alone": [inputs.graph(one) for one in unbatch(batch)] if model.settings.global_attn_engine == "GPS" else [],
-        "labels": [batch[name] if name in present else None for name in names],
+        "labels": [batch[one.field.name] if one.field.name in batch.fields else None for one in model.reading.outputs],
         "tests": int((numbers[first] == LABELS.index("testset")).sum()),
-        "fitted_on_all": _fitted_on_all(store, numbers == 0, scaled),
+        "fitted_on_all": _fitted_on_all(store, numbers == 0, [one for one in model.reading.variables if one.span]),
     }
 
 

@@ -657,3 +657,15 @@ def test_optimizers_say_what_they_know(optimizer: Any, optimized: int | None, st
     table = {"model_state_dict": {"a": torch.ones(2)}, "optimizer_state_dict": optimizer}
     torch.save(table, tmp_path / "a.pk")
     assert read_checkpoint(tmp_path / "a.pk")[1:] == (optimized, steps)
+
+
+@pytest.mark.parametrize(("change", "verdict"), [(None, YES), ("label", NO), ("same part", NO)])
+def test_copies_in_two_parts_are_found_in_a_set(change: str | None, verdict: str, tmp_path: Path) -> None:
+    write_model(tmp_path / "run")
+    sets = sets_of_branches(1)
+    copy = {**sets["trainset"][0], **({"y": sets["trainset"][0]["y"] + 1} if change == "label" else {})}
+    sets["trainset" if change == "same part" else "testset"][3] = copy
+    write_pickles(tmp_path / "run" / "set.pickle", sets)
+    (page,) = import_folder(tmp_path, tmp_path / "out").models
+    (finding,) = [one for one in page.findings if one.number == 18]
+    assert (finding.verdict, "1 graphs lie in two parts" in finding.evidence) == (verdict, verdict == YES)
