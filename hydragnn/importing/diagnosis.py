@@ -349,8 +349,8 @@ class Case:
         own, turned = self.outputs(), self.outputs(replace(graph, pos=graph.pos @ turn.T, edge_shifts=shifts))
         if self.settings.interatomic:
             turned[1] = turned[1] @ turn
-        change = largest_change(own, turned)
-        return "suffered", evidence, f"a rotation changes outputs by up to {change:.2g} of the largest"
+        verdict: Verdict = "suffered" if (change := largest_change(own, turned)) > SMALL else "not suffered"
+        return verdict, evidence, f"a rotation changes outputs by up to {change:.2g} of the largest"
 
     @rule(25, "shifts of periodic edges are set to zero", "this version honours shifts, or no edge has one")
     def _zero_shifts(self) -> Answer:

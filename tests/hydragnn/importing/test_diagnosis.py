@@ -4,6 +4,7 @@ import json
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -669,3 +670,12 @@ def test_copies_in_two_parts_are_found_in_a_set(change: str | None, verdict: str
     (page,) = import_folder(tmp_path, tmp_path / "out").models
     (finding,) = [one for one in page.findings if one.number == 18]
     assert (finding.verdict, "1 graphs lie in two parts" in finding.evidence) == (verdict, verdict == YES)
+
+
+def test_biases_of_vectors_that_are_zero_turn_nothing() -> None:
+    case = of_folder("PAINN_v5_multihead")
+    weights = case.module.state_dict()
+    zeros = {name: 0 * one for name, one in weights.items() if re.search(r"(update_[UV]|module_3)\.bias", name)}
+    module = deepcopy(case.module)
+    module.load_state_dict({**weights, **zeros})
+    assert of_number(replace(case, module=module), 24).verdict == NO
