@@ -71,9 +71,7 @@ class PredictionWorker:
         self.group, self.ensemble, self.graphs, self.chunks, self.parts = group, ensemble, graphs, chunks, parts
         self.sink, self.check, self.needed = sink, check, ensemble.needed(graphs.store)
         self.done, self.largest, self.busy, self.load = 0, 0.0, 0.0, 0.0
-        self.rates: tuple[
-            float, ...
-        ] = ()  # operations and bytes of a load of 1, by the second batch: the first makes tables
+        self.rates = tuple[float, ...]()  # operations and bytes per load, of the second batch: the first makes tables
         self.seconds = dict.fromkeys(("read", "keep", "join"), 0.0)
         sharing = -(-group.size // max(1, visible_gpus())) if this_launch().by == "alone" else 1
         self.meter = Meter(torch.device("cuda" if torch.cuda.is_available() else "cpu"), sharing)
