@@ -1,5 +1,6 @@
 """Checks before the first trial of a campaign."""
 
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -82,13 +83,16 @@ def check_campaign(settings: CampaignSettings, space: Space, *, begun: bool = Fa
                 refuse_idle(section, f"{settings.source}: [{name}]")
         check_models(settings, space)
         _check_references(settings, configs[0])
-    _check_code_of_trials()
+    _check_code_of_trials(f"{configs!r} {settings.search.space!r}")
 
 
-def _check_code_of_trials() -> None:
-    """Raise InputError for allowed modules that processes of trials do not find."""
+def _check_code_of_trials(named: str) -> None:
+    """Raise InputError for allowed modules that trials are ``named`` and do not find."""
+    modules = [one for one in allowed_code() if re.search(rf"['\"]{re.escape(one)}[.:]", named)]
+    packages = [module.partition(".")[0] for module in modules]
+    if not packages:
+        return
     find = "import sys, importlib.util as u; [u.find_spec(one) or sys.exit(one) for one in sys.argv[1:]]"
-    packages = [module.partition(".")[0] for module in allowed_code()]
     ended = subprocess.run([sys.executable, "-P", "-c", find, *packages], stderr=subprocess.PIPE, text=True)
     if ended.returncode:
         problem = f"trials, in processes of their own, do not find {ended.stderr.strip()}"

@@ -257,12 +257,17 @@ def test_a_condition_holds_on_the_grid_of_a_range_whatever_the_rounding() -> Non
 
 
 def test_modules_on_the_path_of_this_process_alone_are_missed_before_the_first_trial(
-    table: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    table: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hydragnn.base.imports._allowed", {"hydragnn.base", "clockwork.inside"})  # of tests/hpo
-    campaign = campaign_with(table, {}, {})
-    with pytest.raises(InputError, match="trials, in processes of their own, do not find clockwork; put its folder on"):
+    lines = ("from hydragnn.callbacks import TrainingCallback", "class Quiet(TrainingCallback):")
+    (tmp_path / "quiet_one.py").write_text("\n".join([*lines, '    kind: str = "quiet_one:Quiet"', ""]))
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr("hydragnn.base.imports._allowed", {"quiet_one", "another"})  # which no trial needs
+    campaign = campaign_with(table, {"train": {"callbacks": [{"kind": "quiet_one:Quiet"}]}}, {})
+    with pytest.raises(InputError, match="trials, in processes of their own, do not find quiet_one; put its folder on"):
         check_campaign(campaign, space_of(campaign.search.space))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    check_campaign(campaign, space_of(campaign.search.space))
 
 
 @pytest.mark.parametrize("choices", [["lamb", "adamw"], ["adamw", "lamb"]])
