@@ -54,7 +54,7 @@ def save_outside(module: Any, out: Path, data: Path | None = None) -> RunRecord:
             raise InputError(f"{problem}; undo pruning, parametrizations, quantization and layers of your own first")
         value, stored = weights[name], precise if expected[name].is_floating_point() else expected[name].dtype
         if value.is_meta or value.is_complex() or bool((value.to(stored).double() - value.double()).any()):
-            problem = f"{name}, {value.dtype}, holds numbers that are not finite, or none that {stored} keeps"
+            problem = f"{name}, {value.dtype}, holds no numbers, or some that are not finite or not kept by {stored}"
             raise InputError(f"{problem}; save it before it diverged, with all numbers in one precision")
     config, precision = member.config, "fp64" if precise == torch.float64 else "fp32"
     if "fp64" in (precision, config.train.precision):
